@@ -1,0 +1,27 @@
+# `make demo` and `make test` are all a fresh machine needs: Python >= 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: install test test-all lint clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/basedpyright
+
+test: lint
+	$(BIN)/pytest -m 'not slow and not gpu' -n $(JOBS)
+
+test-all: lint
+	$(BIN)/pytest -m 'not gpu' -n $(JOBS)
+
+clean:
+	rm -rf .venv build dist src/*.egg-info
