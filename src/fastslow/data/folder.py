@@ -1,0 +1,116 @@
+"""Your own images: one folder a class.
+
+    PATH/train/CLASS/*.png  and  PATH/test/CLASS/*.png      a split of your own, or
+    PATH/CLASS/*.png                                        a tenth of each class becomes the test set
+
+Which tenth depends on the files' names only (those whose hash is smallest), so it stays the same on every machine and
+moves little when images are added. The images of a split are ordered by that hash too: classes come mixed, and the last
+n of them are a fair holdout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from .errors import DataError
+from .images import ImageSet
+from .progress import progress
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_BYTES = 4 << 30  # of decoded images; they stay in memory, and on the training device
+
+
+def read_folder(path: str | Path, split: str, *, size: int = 32, max_bytes: int = MAX_BYTES) -> ImageSet:
+    """The `"train"` or `"test"` images under `path` as RGB, shorter side resized to `size`, centre square cropped."""
+    if size < 1:
+        raise ValueError(f"size must be at least 1 pixel, not {size}")
+    classes = _split(Path(path).expanduser(), split)
+    files = [(file, label) for label, name in enumerate(classes) for file in classes[name]]
+    files.sort(key=lambda item: _hash(item[0]))
+    needed = len(files) * 3 * size * size
+    if needed > max_bytes:
+        raise DataError(
+            f"{len(files)} images of {size}x{size} pixels in {path} need {needed / 2**20:.0f} MiB of memory, "
+            f"more than the limit of {max_bytes / 2**20:.0f} MiB: choose a smaller size or fewer images"
+        )
+    images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
+    with progress(f"reading {split} images", len(files)) as advance:
+        for image, (file, _) in zip(images, files, strict=True):
+            image.copy_(torch.from_numpy(_decode(file, size)))
+            advance(1)
+    labels = torch.tensor([label for _, label in files])
+    return ImageSet(images=images, labels=labels, classes=tuple(classes))
+
+
+def _split(path: Path, split: str) -> dict[str, list[Path]]:
+    """The files of each class in one split."""
+    if not path.is_dir():
+        raise DataError(f"{path} is no folder: name one with a sub-folder of images for each class")
+    if not any(child.is_dir() for child in (path / "train").glob("*")):  # not there, or a class of that name
+        return {name: _tenth(path / name, files, split) for name, files in _classes(path).items()}
+    train = _classes(path / "train")
+    if split == "train":
+        return train
+    if not (path / "test").is_dir():
+        raise DataError(f"{path} has train but no test: add {path / 'test'}, or move the classes of train into {path}")
+    test = _classes(path / "test")
+    if odd := sorted(train.keys() ^ test.keys()):
+        raise DataError(f"class {odd[0]!r} is in only one of {path / 'train'} and {path / 'test'}: it must be in both")
+    return test
+
+
+def _classes(path: Path) -> dict[str, list[Path]]:
+    """The image files of each sub-folder of `path`, by class name."""
+    classes = {}
+    for folder in sorted(path.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            classes[folder.name] = [
+                file
+                for file in folder.iterdir()
+                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+            ]
+    if not any(classes.values()):
+        raise DataError(
+            f"no images in the sub-folders of {path}: put them there, a folder a class ({' '.join(SUFFIXES)})"
+        )
+    if empty := [name for name, files in classes.items() if not files]:
+        raise DataError(f"class folder {path / empty[0]} holds no images ({' '.join(SUFFIXES)}): add some or remove it")
+    if len(classes) == 1:
+        raise DataError(
+            f"{path} holds only one class, {next(iter(classes))!r}: there must be two or more to tell apart"
+        )
+    return classes
+
+
+def _tenth(folder: Path, files: list[Path], split: str) -> list[Path]:
+    if len(files) < 2:
+        raise DataError(f"class folder {folder} holds one image, which can't be split into train and test: add another")
+    files = sorted(files, key=_hash)
+    held = max(1, round(len(files) / 10))
+    return files[:held] if split == "test" else files[held:]
+
+
+def _hash(file: Path) -> str:
+    name = f"{file.parent.name}/{file.name}"
+    return hashlib.md5(name.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+
+
+def _decode(file: Path, size: int) -> np.ndarray:
+    """One file as uint8 (3, size, size)."""
+    try:
+        with Image.open(file) as image:
+            if image.mode.startswith(("I", "F")):  # conversion to RGB would clip instead of scale
+                raise DataError(f"{file} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
+            if image.mode in ("P", "PA"):
+                image = image.convert("RGBA")  # a palette may hold transparency, which RGB can't express
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file} is not a readable image ({error}): repair or remove it") from error
+    # `fit` crops to the centred square first; the pixels are those of resizing the shorter side and cropping then.
+    square = ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
+    return np.array(square).transpose(2, 0, 1)
