@@ -1,0 +1,188 @@
+"""``binarize_``, ``freeze`` and friends: between plain models and binary ones, keys unchanged."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from .binarize import Binarizer, get_binarizer
+from .layers import BINARY_OF, PLAIN_OF, BinaryLayer
+from .methods import Method, get_method
+
+log = logging.getLogger("fastslow")
+
+Choice = str | Iterable[str] | Callable[[str, nn.Module], bool]
+_WRAPPERS = ("module", "_orig_mod")  # what DistributedDataParallel and torch.compile put before a name
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What :func:`binarize_` did: names of the layers it made binary, and of those it left, with the reason."""
+
+    converted: tuple[str, ...]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        left = "; ".join(f"{name or '(the model)'}: {why}" for name, why in self.left.items())
+        return f"binarized {len(self.converted)} layers" + (f", left in float: {left}" if left else "")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own model inside DistributedDataParallel, DataParallel or torch.compile."""
+    while isinstance(
+        inner := next((getattr(model, key, None) for key in _WRAPPERS if key in model._modules), None), nn.Module
+    ):
+        if len(model._modules) != 1:
+            break
+        model = inner
+    return model
+
+
+def plain_name(name: str) -> str:
+    """A dotted module name without the ``module.`` and ``_orig_mod.`` that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _named_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """All layers with a weight that could be, or are, binary, under their plain names, in order of registration."""
+    kinds = (*BINARY_OF, *PLAIN_OF)
+    return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, kinds)}
+
+
+def binary_layers(model: nn.Module) -> dict[str, BinaryLayer]:
+    """The model's binary layers by their dotted names, in order of registration."""
+    return {name: layer for name, layer in _named_layers(model).items() if isinstance(layer, BinaryLayer)}
+
+
+def first_and_last(model: nn.Module) -> list[str]:
+    """Names of the first and the last convertible layer (in order of registration): the two the paper leaves in float.
+
+    >>> fs.binarize_(model, "fsg", skip=fs.first_and_last(model))
+    """
+    names = [
+        name
+        for name, layer in _named_layers(model).items()
+        if type(layer) in BINARY_OF or isinstance(layer, BinaryLayer)
+    ]
+    return list(dict.fromkeys([*names[:1], *names[-1:]]))
+
+
+def _chooser(choice: Choice, argument: str, names: Iterable[str]) -> Callable[[str, nn.Module], bool]:
+    """A predicate from patterns; each pattern must match at least one of the names."""
+    if callable(choice):
+        return choice
+    patterns = [choice] if isinstance(choice, str) else list(choice)
+    known = list(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{argument}: {pattern!r} is no pattern; give strings on the dotted name, or a predicate")
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ValueError(
+                f"{argument}: the pattern {pattern!r} matches no layer; patterns apply to the full dotted name, "
+                f"for example {', '.join(map(repr, known[:3]))}"
+            )
+    return lambda name, _: any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _why_not(layer: nn.Module) -> str | None:
+    """Why a layer can't be converted, or None if it can."""
+    if isinstance(layer, BinaryLayer):
+        return f"binary already ({layer.method.name})"
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+        raise ValueError(
+            f"{type(layer).__name__} has no weight yet; run one batch through the model, then call binarize_"
+        )
+    if type(layer) not in BINARY_OF:
+        return f"{type(layer).__name__} is a subclass with behaviour of its own"
+    return None
+
+
+def binarize_(
+    model: nn.Module,
+    method: str | Method = "fsg",
+    *,
+    binarizer: str | Binarizer | None = None,
+    bits: int = 1,
+    skip: Choice = (),
+    only: Choice | None = None,
+    **fields: object,
+) -> Conversion:
+    """Make the model's ``Conv1d``, ``Conv2d`` and ``Linear`` layers binary, in place.
+
+    Args:
+        model: any ``nn.Module``; names, parameters and ``state_dict`` keys stay as they are.
+        method: how gradients pass the binarizer: a name from :func:`fastslow.list_methods`, or a method object.
+        binarizer: ``"dorefa"``, ``"sign"``, ``"scaled-sign"``, ``"scaled-sign-filter"``; None takes the method's own.
+        bits: bits of a weight (more than one with ``"dorefa"`` only).
+        skip, only: fnmatch patterns on the full dotted name (``"conv1"`` doesn't match ``"layer1.0.conv1"``), or a
+            predicate ``(name, module) -> bool``. Layers that ``skip`` chooses, or that ``only`` doesn't, stay float.
+        **fields: the method's hyper-parameters, for example ``beta=0.3, length=6``.
+
+    Returns:
+        what was converted and what was left, which is also logged.
+    """
+    method = get_method(method, **fields)
+    chosen_binarizer = get_binarizer(method.default_binarizer if binarizer is None else binarizer, bits)
+    layers = _named_layers(model)
+    skips = _chooser(skip, "skip", layers)
+    wanted = _chooser(only, "only", layers) if only is not None else (lambda name, module: True)
+
+    convert: dict[str, nn.Module] = {}
+    left: dict[str, str] = {}
+    for name, layer in layers.items():
+        reason = _why_not(layer)
+        if reason is None and skips(name, layer):
+            reason = "skipped"
+        if reason is None and not wanted(name, layer):
+            reason = "not chosen by only"
+        if reason is None:
+            convert[name] = layer
+        else:
+            left[name] = reason
+    if not convert:
+        found = "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise ValueError(
+            f"nothing to binarize in {type(model).__name__}: "
+            + (found if found else "it has no Conv1d, Conv2d or Linear layer")
+        )
+    method.check_layers(convert)
+    for layer in convert.values():
+        make_binary(layer, method, chosen_binarizer)
+    _disable_fused_inference(model)
+    conversion = Conversion(tuple(convert), left)
+    log.info("%s: %s", method.name, conversion)
+    return conversion
+
+
+def make_binary(layer: nn.Module, method: Method, binarizer: Binarizer) -> None:
+    """Change the class of one Conv1d, Conv2d or Linear in place."""
+    layer.__class__ = BINARY_OF[type(layer)]
+    assert isinstance(layer, BinaryLayer)
+    layer.start_binary(method, binarizer)
+
+
+def _disable_fused_inference(model: nn.Module) -> None:
+    """``nn.TransformerEncoderLayer`` reads ``linear1.weight`` itself on its fused inference path: switch that off."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and binary_layers(module):
+            module.activation_relu_or_gelu = 0
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """A plain copy of the model whose layers hold exact binary values (+-1, or +-scale) and no longer train.
+
+    The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers, depends on nothing of this library, and computes what
+    the binary model computes in evaluation mode.
+    """
+    frozen = copy.deepcopy(unwrap(model))
+    layers = binary_layers(frozen)
+    if not layers:
+        raise ValueError(f"{type(frozen).__name__} has no binary layer to freeze; call fs.binarize_ first")
+    for layer in layers.values():
+        layer.stop_binary()
+    return frozen

@@ -1,0 +1,204 @@
+"""MetaQuant's meta networks: FCGrad, MultiFC and LSTMFC.
+
+Chen, Wang, Pan, *MetaQuant: Learning to Quantize by Learning to Penetrate Non-differentiable Quantization* (NeurIPS
+2019). A meta network M shared by all layers turns what the last iteration left into the gradient of this one:
+
+    FCGrad   m = M(g)              two linear layers
+    MultiFC  m = M(What) * g       three linear layers
+    LSTMFC   m = M(What; h) * g    an LSTM step whose state h is carried through the whole run
+
+``C * m`` is registered as the gradient. The forward pass looks ahead by the step that was *already applied*,
+``W~ = W - eta r`` (r: the gradient as the optimizer refined it), while phi is trained through ``- eta C m``: the value
+of the look-ahead and its graph differ. The bias looks ahead likewise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..hypernets.coordinate import CoordinateLSTM
+from ..hypernets.fast import FastNet
+from .base import Slot
+from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _gradient, _shift
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaQuant(LookaheadMethod):
+    """Fields shared by the three: hidden units of the meta network and the learning rate of its Adam."""
+
+    hidden: int = 100
+    meta_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"hidden={self.hidden}: a meta network needs at least one hidden unit")
+        if self.meta_lr < 0:
+            raise ValueError(f"meta_lr={self.meta_lr}: a learning rate can't be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FCGrad(MetaQuant):
+    """``m = M(g)``. Without bias or non-linearity M is one learned scalar: a learned learning rate with a sign."""
+
+    name: ClassVar[str] = "fcgrad"
+
+    def driver(self, slots: list[Slot]) -> FCGradDriver:
+        return FCGradDriver(self, slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiFC(MetaQuant):
+    """``m = M(What) * g = k * What * g``."""
+
+    name: ClassVar[str] = "multifc"
+
+    def driver(self, slots: list[Slot]) -> MultiFCDriver:
+        return MultiFCDriver(self, slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMFC(MetaQuant):
+    """``m = M(What; h) * g`` with a recurrent M: it keeps 2 * hidden numbers a weight."""
+
+    name: ClassVar[str] = "lstmfc"
+
+    def driver(self, slots: list[Slot]) -> LSTMFCDriver:
+        return LSTMFCDriver(self, slots)
+
+
+class MetaQuantDriver(LookaheadDriver):
+    method: MetaQuant
+
+    def __init__(self, method: MetaQuant, slots: list[Slot]) -> None:
+        super().__init__(method, slots)
+        self.gradient = self.zeros()  # g of the last iteration
+        self._before: list[Tensor] = []
+        self._bias_before: list[Tensor | None] = []
+
+    def build_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Adam(self.nets.parameters(), lr=self.method.meta_lr)]
+
+    @abstractmethod
+    def meta_gradient(self, layers: Sequence[int]) -> Tensor:
+        """``m``, flat, differentiable in phi."""
+
+    def propose(self, layers: Sequence[int]) -> Proposal:
+        registered = self.calibration(layers) * self.meta_gradient(layers)
+        return Proposal(self.eta(layers) * registered, registered)
+
+    def remember(self, layers: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        self.gradient[self.columns(layers)] = self.join(gradients)
+        self._before = [self.slots[i].layer.weight.detach().clone() for i in layers]
+        biases = [self.slots[i].layer.bias for i in layers]
+        self._bias_before = [None if b is None or b.grad is None else b.detach().clone() for b in biases]
+
+    def look_ahead(self, layers: Sequence[int], stepped: bool) -> None:
+        """By the step just applied; after the first iteration, in which nothing moves, by ``eta * C * g``."""
+        straight = self.split(self.gradient[self.columns(layers)], layers)
+        for i, g, before, bias_before in zip(layers, straight, self._before, self._bias_before, strict=True):
+            layer, eta = self.slots[i].layer, self.etas[i]
+            moved = layer.weight.grad is not None and stepped
+            _shift(self.slots[i]).copy_(
+                before - layer.weight if moved else eta * layer.binarizer.calibration(layer.weight) * g
+            )
+            if bias_before is not None:
+                assert layer.bias is not None and layer.bias.grad is not None
+                layer._bias_shift = (bias_before - layer.bias if stepped else eta * layer.bias.grad).detach()
+        self._before, self._bias_before = [], []
+
+    def move(self, device: torch.device) -> None:
+        super().move(device)
+        self.gradient = self.gradient.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "gradient": self.gradient}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.gradient.copy_(state["gradient"])
+
+
+class FCGradDriver(MetaQuantDriver):
+    def build(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"meta": FastNet(depth=2, hidden=self.method.hidden, init="default")})
+
+    def meta_gradient(self, layers: Sequence[int]) -> Tensor:
+        return self.nets["meta"](self.gradient[self.columns(layers)])
+
+
+class MultiFCDriver(MetaQuantDriver):
+    def build(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"meta": FastNet(depth=3, hidden=self.method.hidden, init="default")})
+
+    def meta_gradient(self, layers: Sequence[int]) -> Tensor:
+        columns = self.columns(layers)
+        return self.nets["meta"](self.hat[columns]) * self.gradient[columns]
+
+
+class LSTMFCDriver(MetaQuantDriver):
+    def __init__(self, method: MetaQuant, slots: list[Slot]) -> None:
+        super().__init__(method, slots)
+        self.memory = CarriedMemory(self.nets["meta"], self)
+
+    def build(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"meta": CoordinateLSTM(self.method.hidden)})
+
+    def meta_gradient(self, layers: Sequence[int]) -> Tensor:
+        columns = self.columns(layers)
+        return self.memory.advance(self.hat[columns], layers) * self.gradient[columns]
+
+    def move(self, device: torch.device) -> None:
+        super().move(device)
+        self.memory.move(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.memory.load_state_dict(state)
+
+
+def _replaced(whole: Tensor, columns: slice | Tensor, part: Tensor) -> Tensor:
+    if isinstance(columns, slice):
+        return part.detach()
+    whole = whole.clone()
+    whole[columns] = part.detach()
+    return whole
+
+
+class CarriedMemory:
+    """The carried (h, c) of a :class:`CoordinateLSTM`, kept as it was *before* the newest proposal.
+
+    A proposal is a pure function of what is stored, and may be computed twice: once to write the look-ahead, once more,
+    with a graph, when the next gradient has arrived. Only the latter, under ``enable_grad``, moves the state on.
+    """
+
+    def __init__(self, net: CoordinateLSTM, driver: LookaheadDriver) -> None:
+        self.net = net
+        self.driver = driver
+        self.h, self.c = net.start(sum(driver.sizes), dtype=driver.dtype, device=driver.device)
+
+    def advance(self, x: Tensor, layers: Sequence[int]) -> Tensor:
+        columns = self.driver.columns(layers)
+        output, (h, c) = self.net(x, (self.h[columns], self.c[columns]))
+        if torch.is_grad_enabled():
+            # Out of place: the graph still needs the state before.
+            self.h, self.c = _replaced(self.h, columns, h), _replaced(self.c, columns, c)
+        return output
+
+    def move(self, device: torch.device) -> None:
+        self.h, self.c = self.h.to(device), self.c.to(device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"h": self.h, "c": self.c}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.h.copy_(state["h"])
+        self.c.copy_(state["c"])

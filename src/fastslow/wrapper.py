@@ -1,0 +1,222 @@
+"""``fs.optimizer``: the wrapper that makes any torch optimizer train binary layers with any method."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .convert import binary_layers
+from .methods import Driver, Slot
+
+_KEY = "fastslow"  # our part of the state_dict
+
+
+class BinaryOptimizer(torch.optim.Optimizer):
+    """A base optimizer, and what the model's methods do before and after its step.
+
+    ``param_groups``, ``state`` and ``defaults`` are the base optimizer's own, so every learning-rate scheduler, gradient
+    scaler and logger sees an ordinary optimizer. Build it with :func:`optimizer`.
+    """
+
+    def __init__(self, model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None) -> None:
+        # torch.optim.Optimizer.__init__ would build groups of its own; ours are views of the base's.
+        self.base = base
+        self.total_steps = total_steps
+        self.steps = 0
+        self._layers = binary_layers(model)
+        self._check()
+        slots = [Slot(name, layer, base, self._group_of(layer.weight)) for name, layer in self._trained_layers()]
+        by_method: dict[Any, list[Slot]] = {}
+        for slot in slots:
+            by_method.setdefault(slot.layer.method, []).append(slot)
+        self.drivers: list[Driver] = [method.driver(its_slots) for method, its_slots in by_method.items()]
+        self._attach()
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One optimization step. A closure is evaluated once, before anything else."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_owner()
+        # Every driver prepares, also when one of them holds the base optimizer back.
+        may_step = all([driver.before_step() for driver in self.drivers])
+        if may_step:
+            self._stepping = True
+            try:
+                self.base.step()
+            finally:
+                self._stepping = False
+        for driver in self.drivers:
+            driver.after_step(may_step)
+        self.steps += 1
+        if self.total_steps is not None:
+            self._show_progress()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.base.zero_grad(set_to_none)
+
+    def metrics(self) -> dict[str, float]:
+        """What the methods say of the last step, for example the cosine of generated and straight-through gradient."""
+        return {key: value for driver in self.drivers for key, value in driver.metrics().items()}
+
+    # -- views of the base ----------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.base.add_param_group(param_group)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base!r})"
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's layout, and one key of our own: hypernetworks, their optimizers, history, look-ahead, counters."""
+        own = {"steps": self.steps, "drivers": [driver.state_dict() for driver in self.drivers]}
+        return {**self.base.state_dict(), _KEY: own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if _KEY not in state_dict:
+            raise ValueError(
+                f"this optimizer state has no {_KEY!r} part: it was saved from a plain optimizer; save optimizer.state_dict() "
+                "of the object that fs.optimizer returned"
+            )
+        own = state_dict[_KEY]
+        if len(own["drivers"]) != len(self.drivers):
+            raise ValueError("the saved optimizer state belongs to a model with other methods")
+        self.base.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
+        for driver, saved in zip(self.drivers, own["drivers"], strict=True):
+            driver.load_state_dict(saved)
+        self.steps = int(own["steps"])
+        if self.total_steps is not None:
+            self._show_progress()
+
+    def __getstate__(self) -> dict[str, Any]:
+        keep = ("base", "total_steps", "steps", "_layers", "drivers")
+        # A copy of a layer has no look-ahead: it travels with us.
+        shifts = {name: (layer._shift, layer._bias_shift, layer._trained) for name, layer in self._layers.items()}
+        return {**{key: self.__dict__[key] for key in keep}, "shifts": shifts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shifts = state.pop("shifts")
+        self.__dict__.update(state)
+        for name, layer in self._layers.items():
+            layer._shift, layer._bias_shift, layer._trained = shifts[name]
+        self._attach()
+
+    # -- set-up and checks ----------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        for kind in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            setattr(self, f"_optimizer_{kind}_hooks", getattr(self.base, f"_optimizer_{kind}_hooks"))
+        self._patch_step_function()  # lets step hooks and the profiler see this step as any other
+        self._stepping = False
+        self._warned = False
+        self._token = object()
+        for layer in self._layers.values():
+            layer._owner = self._token
+        previous = self.base.__dict__.get("_fastslow_guard")
+        if previous is not None:  # a wrapper built again on the same base takes over
+            previous.remove()
+        self.base.__dict__["_fastslow_guard"] = self.base.register_step_pre_hook(self._refuse_direct_step)
+        if self.total_steps is not None:
+            self._show_progress()
+
+    def _trained_layers(self) -> list[tuple[str, Any]]:
+        return [(name, layer) for name, layer in self._layers.items() if layer.weight.requires_grad]
+
+    def _group_of(self, weight: nn.Parameter) -> int:
+        return next(i for i, group in enumerate(self.base.param_groups) if any(p is weight for p in group["params"]))
+
+    def _check(self) -> None:
+        if isinstance(self.base, BinaryOptimizer):
+            raise ValueError("this optimizer is wrapped already; give fs.optimizer the torch optimizer itself")
+        if not isinstance(self.base, torch.optim.Optimizer):
+            raise TypeError(
+                f"{type(self.base).__name__} is no torch optimizer; write fs.optimizer(model, torch.optim.Adam(...))"
+            )
+        if isinstance(self.base, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the loss several times a step, which no method here defines; use SGD or Adam"
+            )
+        if not self._layers:
+            raise ValueError("the model has no binary layers; call fs.binarize_(model, ...) before fs.optimizer")
+        known = {id(p) for group in self.base.param_groups for p in group["params"]}
+        missing = [name for name, layer in self._trained_layers() if id(layer.weight) not in known]
+        if missing:
+            raise ValueError(
+                f"the optimizer doesn't hold the weight of {', '.join(missing)}; build it from model.parameters(), or set "
+                "requires_grad_(False) on layers that shall not train"
+            )
+        if self.total_steps is None:
+            scheduled = sorted({layer.method.name for layer in self._layers.values() if layer.method.scheduled})
+            if scheduled:
+                raise ValueError(
+                    f"{', '.join(scheduled)} follows a schedule; write fs.optimizer(model, base, total_steps=...)"
+                )
+        elif self.total_steps < 1:
+            raise ValueError(
+                f"total_steps={self.total_steps}: give the number of optimizer steps of the whole training"
+            )
+
+    def _check_owner(self) -> None:
+        if any(layer._owner is not self._token for layer in self._layers.values()):
+            raise RuntimeError(
+                "the model's binary layers are driven by a newer fs.optimizer, or were converted again; use the newest wrapper"
+            )
+        if not self._warned and hasattr(self.base.step, "_wrapped_by_lr_sched"):
+            self._warned = True
+            warnings.warn(
+                "an lr scheduler was built on the inner optimizer; build it on what fs.optimizer returned "
+                "(the learning rates are shared, so training goes on as intended)",
+                stacklevel=4,
+            )
+
+    def _refuse_direct_step(self, *_: Any) -> None:
+        if not self._stepping:
+            raise RuntimeError(
+                "the inner optimizer was stepped directly, past the method of the binary layers; call step() on what "
+                "fs.optimizer returned"
+            )
+
+    def _show_progress(self) -> None:
+        assert self.total_steps is not None
+        share = min(self.steps / self.total_steps, 1.0)
+        for layer in self._layers.values():
+            layer._progress.fill_(share)
+
+
+def optimizer(model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None) -> BinaryOptimizer:
+    """Wrap a torch optimizer so that it trains the model's binary layers by their methods.
+
+    Use the result wherever the optimizer was used: ``zero_grad``, ``step``, schedulers, ``GradScaler``, ``state_dict``.
+
+    Args:
+        model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
+        base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, learning rates and weight decay hold.
+        total_steps: optimizer steps of the whole training; needed by methods with a schedule.
+    """
+    return BinaryOptimizer(model, base, total_steps)
