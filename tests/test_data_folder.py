@@ -168,6 +168,10 @@ def empty(path):
     path.write_bytes(b"")
 
 
+def nonsense_header(path):
+    path.write_bytes(b"P6 4 x4 255\n" + bytes(48))  # a PPM: its decoder raises ValueError
+
+
 def deep(path):
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(path)
 
@@ -178,6 +182,7 @@ def deep(path):
         (broken, "not a readable image"),
         (truncated, "not a readable image.*repair or remove"),
         (empty, "not a readable image"),
+        (nonsense_header, "not a readable image"),
         (deep, "more than 8 bits"),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from .errors import DataError
@@ -100,8 +101,11 @@ def _chunks(url: str, remedy: str) -> Iterator[bytes]:
                         raise too_large
                     advance(len(chunk))
                     yield chunk
+    except HTTPError as error:
+        raise DataError(f"could not download {url} (HTTP status {error.code}): {remedy}") from error
     except (OSError, HTTPException) as error:
-        raise DataError(f"could not download {url} ({error}): {remedy}") from error
+        reason = error.reason if isinstance(error, URLError) else error
+        raise DataError(f"could not download {url} ({reason}): {remedy}") from error
     if received < total:
         raise DataError(f"{url} ended after {received} of {total} bytes: {remedy}")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from .errors import DataError
 from .images import ImageSet
@@ -109,8 +109,10 @@ def _decode(file: Path, size: int) -> np.ndarray:
             if image.mode in ("P", "PA"):
                 image = image.convert("RGBA")  # a palette may hold transparency, which RGB can't express
             upright = ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # whatever decoders raise
         raise DataError(f"{file} is not a readable image ({error}): repair or remove it") from error
-    # `fit` crops to the centred square first; the pixels are those of resizing the shorter side and cropping then.
+    # `fit` crops to the centred square before it resizes, and so never resizes what would be cut off.
     square = ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
     return np.array(square).transpose(2, 0, 1)
