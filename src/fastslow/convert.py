@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .binarize import Binarizer, get_binarizer
 from .layers import BINARY_OF, PLAIN_OF, BinaryLayer
@@ -93,7 +94,7 @@ def _why_not(layer: nn.Module) -> str | None:
     """Why a layer can't be converted, or None if it can."""
     if isinstance(layer, BinaryLayer):
         return f"binary already ({layer.method.name})"
-    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+    if isinstance(layer, LazyModuleMixin):
         raise ValueError(
             f"{type(layer).__name__} has no weight yet; run one batch through the model, then call binarize_"
         )

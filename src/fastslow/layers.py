@@ -53,7 +53,7 @@ class BinaryLayer(nn.Module):
         self.method.teardown(self)
         for name in ("method", "binarizer", "input_bits", *_RUN_TIME):
             self.__dict__.pop(name, None)
-        self.__class__ = PLAIN_OF[type(self)]
+        self.__class__ = PLAIN_OF[type(self)]  # pyright: ignore[reportAttributeAccessIssue]
         self.weight = nn.Parameter(values, requires_grad=False)
 
     def _reset_run_time(self) -> None:

@@ -19,8 +19,8 @@ _KEY = "fastslow"  # our part of the state_dict
 class BinaryOptimizer(torch.optim.Optimizer):
     """A base optimizer, and what the model's methods do before and after its step.
 
-    ``param_groups``, ``state`` and ``defaults`` are the base optimizer's own, so every learning-rate scheduler, gradient
-    scaler and logger sees an ordinary optimizer. Build it with :func:`optimizer`.
+    ``param_groups``, ``state`` and ``defaults`` are the base optimizer's own, so every learning-rate scheduler,
+    gradient scaler and logger sees an ordinary optimizer. Build it with :func:`optimizer`.
     """
 
     def __init__(self, model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None) -> None:
@@ -48,7 +48,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_owner()
         # Every driver prepares, also when one of them holds the base optimizer back.
-        may_step = all([driver.before_step() for driver in self.drivers])
+        may_step = False not in [driver.before_step() for driver in self.drivers]
         if may_step:
             self._stepping = True
             try:
@@ -99,8 +99,8 @@ class BinaryOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if _KEY not in state_dict:
             raise ValueError(
-                f"this optimizer state has no {_KEY!r} part: it was saved from a plain optimizer; save optimizer.state_dict() "
-                "of the object that fs.optimizer returned"
+                f"this optimizer state has no {_KEY!r} part: it was saved from a plain optimizer; "
+                "save optimizer.state_dict() of the object that fs.optimizer returned"
             )
         own = state_dict[_KEY]
         if len(own["drivers"]) != len(self.drivers):
@@ -168,8 +168,8 @@ class BinaryOptimizer(torch.optim.Optimizer):
         missing = [name for name, layer in self._trained_layers() if id(layer.weight) not in known]
         if missing:
             raise ValueError(
-                f"the optimizer doesn't hold the weight of {', '.join(missing)}; build it from model.parameters(), or set "
-                "requires_grad_(False) on layers that shall not train"
+                f"the optimizer doesn't hold the weight of {', '.join(missing)}; build it from model.parameters(), "
+                "or set requires_grad_(False) on layers that shall not train"
             )
         if self.total_steps is None:
             scheduled = sorted({layer.method.name for layer in self._layers.values() if layer.method.scheduled})
@@ -184,9 +184,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
 
     def _check_owner(self) -> None:
         if any(layer._owner is not self._token for layer in self._layers.values()):
-            raise RuntimeError(
-                "the model's binary layers are driven by a newer fs.optimizer, or were converted again; use the newest wrapper"
-            )
+            raise RuntimeError("the model's binary layers are driven by a newer fs.optimizer; step that one instead")
         if not self._warned and hasattr(self.base.step, "_wrapped_by_lr_sched"):
             self._warned = True
             warnings.warn(
@@ -216,7 +214,7 @@ def optimizer(model: nn.Module, base: torch.optim.Optimizer, total_steps: int | 
 
     Args:
         model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
-        base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, learning rates and weight decay hold.
+        base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, rates and weight decay hold.
         total_steps: optimizer steps of the whole training; needed by methods with a schedule.
     """
     return BinaryOptimizer(model, base, total_steps)

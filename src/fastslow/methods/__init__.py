@@ -10,7 +10,7 @@ from .base import Driver as Driver
 from .base import Method as Method
 from .base import Slot as Slot
 from .fsg import FSG, FSGCode, FSGLstm, FSGWeight
-from .metaquant import FCGrad, LSTMFC, MultiFC
+from .metaquant import LSTMFC, FCGrad, MultiFC
 from .ste import STE
 
 

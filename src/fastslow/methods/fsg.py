@@ -1,8 +1,8 @@
 """FSG: fast and slow gradient generation.
 
-Chen et al., *Fast and Slow Gradient Approximation for Binary Neural Network Optimization* (AAAI 2025). Two hypernetworks
-shared by all layers: the fast-net scales the current gradient by a function of the weight, the slow-net reads the
-layer's last l gradients behind a Layer Recognition Embedding and generates a momentum (Eq. 9-12):
+Chen et al., *Fast and Slow Gradient Approximation for Binary Neural Network Optimization* (AAAI 2025). Two hyper-
+networks shared by all layers: the fast-net scales the current gradient by a function of the weight, the slow-net reads
+the layer's last l gradients behind a Layer Recognition Embedding and generates a momentum (Eq. 9-12):
 
     U = (1 - beta) C M_f(g, What) + beta M_s([LRE_i; h_i]),      W~ = W - eta U.
 
@@ -139,7 +139,7 @@ class FSGDriver(LookaheadDriver):
     def __init__(self, method: FSG, slots: list[Slot]) -> None:
         super().__init__(method, slots)
         self.gradient = self.zeros()  # g of the last iteration: the fast-net's input
-        self.memory = CarriedMemory(self.nets["slow"], self) if method.slow == "lstm-what" else None
+        self.memory = CarriedMemory("slow", self) if method.slow == "lstm-what" else None
         self.stored = History(self.sizes, 1 if self.memory else method.length, dtype=self.dtype, device=self.device)
 
     def build(self) -> nn.ModuleDict:

@@ -69,8 +69,8 @@ class Proposal(NamedTuple):
 class LookaheadDriver(Driver):
     """The step: train the hypernetworks, remember the gradient, register the generated one, look ahead again.
 
-    Everything per weight is flat over all layers, in the order of the slots: ``hat`` (What of the last forward pass) and
-    what subclasses add.
+    Everything per weight is flat over all layers, in the order of the slots: ``hat`` (What of the last forward pass)
+    and what subclasses add.
     """
 
     def __init__(self, method: LookaheadMethod, slots: list[Slot]) -> None:
@@ -176,7 +176,7 @@ class LookaheadDriver(Driver):
             self.look_ahead(self._active, stepped)
 
     def _drop_others(self) -> list[int]:
-        """Layers that take part in this step. A gradient from an evaluation-mode pass isn't one at W~: it is dropped."""
+        """Layers that take part in this step. A gradient of an evaluation-mode pass isn't one at W~: it is dropped."""
         active = []
         for i, slot in enumerate(self.slots):
             if slot.layer.weight.grad is None:
@@ -252,7 +252,7 @@ class LookaheadDriver(Driver):
         names = [slot.name for slot in self.slots]
         if list(state["shifts"]) != names or state["hat"].shape != self.hat.shape:
             raise ValueError(
-                f"the saved state of {self.method.name} is for other layers: {', '.join(list(state['shifts'])[:3])} ...; "
+                f"the saved state of {self.method.name} is for other layers ({', '.join(list(state['shifts'])[:3])}); "
                 "binarize the same layers of the same model before loading it"
             )
         self.nets.load_state_dict(state["nets"])

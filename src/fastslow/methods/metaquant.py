@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..hypernets.coordinate import CoordinateLSTM
 from ..hypernets.fast import FastNet
 from .base import Slot
-from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _gradient, _shift
+from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,8 @@ class MetaQuantDriver(LookaheadDriver):
                 before - layer.weight if moved else eta * layer.binarizer.calibration(layer.weight) * g
             )
             if bias_before is not None:
-                assert layer.bias is not None and layer.bias.grad is not None
+                assert layer.bias is not None
+                assert layer.bias.grad is not None
                 layer._bias_shift = (bias_before - layer.bias if stepped else eta * layer.bias.grad).detach()
         self._before, self._bias_before = [], []
 
@@ -144,7 +145,7 @@ class MultiFCDriver(MetaQuantDriver):
 class LSTMFCDriver(MetaQuantDriver):
     def __init__(self, method: MetaQuant, slots: list[Slot]) -> None:
         super().__init__(method, slots)
-        self.memory = CarriedMemory(self.nets["meta"], self)
+        self.memory = CarriedMemory("meta", self)
 
     def build(self) -> nn.ModuleDict:
         return nn.ModuleDict({"meta": CoordinateLSTM(self.method.hidden)})
@@ -180,10 +181,12 @@ class CarriedMemory:
     with a graph, when the next gradient has arrived. Only the latter, under ``enable_grad``, moves the state on.
     """
 
-    def __init__(self, net: CoordinateLSTM, driver: LookaheadDriver) -> None:
-        self.net = net
+    def __init__(self, net: str, driver: LookaheadDriver) -> None:
+        lstm = driver.nets[net]
+        assert isinstance(lstm, CoordinateLSTM)
+        self.net = lstm
         self.driver = driver
-        self.h, self.c = net.start(sum(driver.sizes), dtype=driver.dtype, device=driver.device)
+        self.h, self.c = lstm.start(sum(driver.sizes), dtype=driver.dtype, device=driver.device)
 
     def advance(self, x: Tensor, layers: Sequence[int]) -> Tensor:
         columns = self.driver.columns(layers)

@@ -1,0 +1,1 @@
+"""One readable training loop, its configuration, its state on disk."""

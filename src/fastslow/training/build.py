@@ -1,0 +1,76 @@
+"""From a config to the parts of a run: model, optimizer."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import models
+from ..convert import binarize_, first_and_last
+from ..methods import METHODS
+from ..weights import load_strictly, load_weights
+from .config import FIRST_AND_LAST, NONE, SHIPPED, RunConfig
+
+
+def shipped_weights(model: str, data: str) -> Path:
+    """The float network that comes with the package for this model and data set."""
+    folder = Path(str(resources.files("fastslow") / "pretrained"))
+    name = f"{model}_{'cifar10' if data == 'mini' else data}"  # the mini set is a part of CIFAR-10
+    path = folder / f"{name}.safetensors"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in folder.glob("*.safetensors"))) or "none"
+        raise ValueError(
+            f"no float weights are shipped for {model} on {data} (shipped: {there}); "
+            "train them with `fastslow pretrain`, give a path, or start from scratch with --weights none"
+        )
+    return path
+
+
+def build_model(config: RunConfig, classes: int) -> nn.Module:
+    """The model of a config, float weights loaded, binarized."""
+    torch.manual_seed(config.seed)
+    fields = {"num_classes": classes, **config.model_fields}
+    try:
+        model = models.get_model(config.model, **fields)
+    except TypeError as error:
+        raise ValueError(f"model {config.model} doesn't take these fields: {error}") from error
+    if config.weights != NONE:
+        path = shipped_weights(config.model, config.data) if config.weights == SHIPPED else Path(config.weights)
+        weights = load_weights(path)
+        # The authors' network has a BatchNorm before fc that float networks lack: it starts fresh, as in their code.
+        if config.model_fields.get("bn_before_fc"):
+            weights |= {key: value for key, value in model.state_dict().items() if key.startswith("bn2.")}
+        load_strictly(model, weights, path)
+    if config.method is not None:
+        skip = [name for entry in config.skip for name in _expand(model, entry)]
+        binarize_(
+            model, config.method, binarizer=config.binarizer, bits=config.bits, skip=skip, **method_fields(config)
+        )
+    return model
+
+
+def method_fields(config: RunConfig) -> dict[str, Any]:
+    """The method's fields; a method with hypernetworks gets the run's seed unless its own is given."""
+    fields = dict(config.method_fields)
+    if config.method is not None and "seed" in getattr(METHODS[config.method].cls, "__dataclass_fields__", {}):
+        fields.setdefault("seed", config.seed)
+    return fields
+
+
+def _expand(model: nn.Module, entry: str) -> list[str]:
+    return first_and_last(model) if entry == FIRST_AND_LAST else [entry]
+
+
+def build_base_optimizer(config: RunConfig, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+    """The torch optimizer of a config."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, **common)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, **common)
+    return torch.optim.SGD(parameters, momentum=config.momentum if config.optimizer == "momentum" else 0.0, **common)

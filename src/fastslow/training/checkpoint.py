@@ -1,0 +1,150 @@
+"""Checkpoints: one safetensors file each, its structure as JSON in the header, no pickle anywhere.
+
+A state is any nesting of dicts, lists, tuples, tensors and plain values. Tensors go into the file's payload; the rest,
+with the places of the tensors, becomes the JSON. Files appear under their name only when they are complete on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save as save_bytes
+from torch import Tensor
+
+log = logging.getLogger("fastslow")
+
+VERSION = 1
+_PREFIX, _SUFFIX = "step-", ".safetensors"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't be used, and why."""
+
+
+def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
+    """Tensors by running number, and the rest as JSON-ready structure."""
+    tensors: dict[str, Tensor] = {}
+
+    def encode(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            key = f"t{len(tensors)}"
+            # Copies: safetensors refuses tensors that share memory, which parameters and their aliases may.
+            tensors[key] = node.detach().cpu().contiguous().clone()
+            return {"t": key}
+        if isinstance(node, dict):  # keys may be whole numbers, as in an optimizer's state
+            return {"d": [[key, encode(value)] for key, value in node.items()]}
+        if isinstance(node, list):
+            return {"l": [encode(value) for value in node]}
+        if isinstance(node, tuple):
+            return {"u": [encode(value) for value in node]}
+        if node is None or isinstance(node, bool | int | float | str):
+            return {"v": node}
+        raise TypeError(f"a checkpoint can't hold a {type(node).__name__}")
+
+    return tensors, encode(state)
+
+
+def unflatten(tensors: dict[str, Tensor], tree: Any) -> Any:
+    """The inverse of :func:`flatten`."""
+    ((kind, content),) = tree.items()
+    if kind == "t":
+        return tensors[content]
+    if kind == "d":
+        return {key: unflatten(tensors, value) for key, value in content}
+    if kind == "l":
+        return [unflatten(tensors, value) for value in content]
+    if kind == "u":
+        return tuple(unflatten(tensors, value) for value in content)
+    if kind == "v":
+        return content
+    raise CheckpointError(f"unknown node {kind!r}")
+
+
+def _digest(tree_text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(tree_text.encode())
+    for key in sorted(tensors):
+        digest.update(f"{key}{tensors[key].dtype}{tuple(tensors[key].shape)}".encode())
+        digest.update(tensors[key].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write, flush to disk, rename: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, state: Any) -> None:
+    """Write one checkpoint."""
+    tensors, tree = flatten(state)
+    text = json.dumps(tree, separators=(",", ":"))
+    header = {"version": str(VERSION), "tree": text, "sha256": _digest(text, tensors)}
+    write_atomically(path, save_bytes(tensors, header))
+
+
+def load(path: Path) -> Any:
+    """Read one checkpoint; a damaged one raises :class:`CheckpointError`."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        if header.get("version") != str(VERSION):
+            raise CheckpointError(f"its format is version {header.get('version')!r}, this library reads {VERSION}")
+        if _digest(header["tree"], tensors) != header.get("sha256"):
+            raise CheckpointError("its checksum is wrong")
+        return unflatten(tensors, json.loads(header["tree"]))
+    except (
+        CheckpointError,
+        safetensors.SafetensorError,
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(f"{path} can't be used: {error}") from error
+
+
+class Checkpoints:
+    """The checkpoints of a run folder; the newest ``keep`` are kept."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+    def save(self, step: int, state: Any) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{_PREFIX}{step:09d}{_SUFFIX}"
+        save(path, state)
+        for old in self.paths()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def load_newest(self) -> tuple[Path, Any]:
+        """The newest readable checkpoint; a damaged one is passed over with a warning."""
+        for path in reversed(self.paths()):
+            try:
+                return path, load(path)
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+        raise CheckpointError(f"{self.folder} holds no usable checkpoint; start the run again")

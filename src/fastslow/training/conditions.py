@@ -1,0 +1,53 @@
+"""The conditions of a run: what a number needs beside it to be checked."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+
+def conditions(device: torch.device) -> dict[str, Any]:
+    """Versions, device and commit of this process."""
+    return {
+        "fastslow": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model} ({os.cpu_count()} cores)"
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from, with ``+`` if it has changes; None outside of one."""
+    if given := os.environ.get("FASTSLOW_COMMIT"):  # for machines that get the tree without its history
+        return given
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "--", ":/src"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if status.stdout.strip() else "")

@@ -1,0 +1,103 @@
+"""``RunConfig``: everything that decides a run's numbers, in one frozen dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
+Schedule = Literal["step", "cosine", "constant"]
+Precision = Literal["float32", "tf32", "bf16"]
+
+FIRST_AND_LAST = "first-and-last"  # the paper's choice of layers to leave in float
+SHIPPED = "shipped"  # the float network that comes with the package
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run. The defaults are the paper's protocol for ResNet-20 on CIFAR-10 with Adam."""
+
+    model: str = "resnet20"
+    model_fields: dict[str, Any] = field(default_factory=dict)
+    data: str = "cifar10"
+    holdout: int = 0  # evaluate on the last n training images instead of the test set
+    weights: str = NONE  # float weights to start from: a path, "shipped", or "none"
+
+    method: str | None = "fsg"  # None trains the float network
+    method_fields: dict[str, Any] = field(default_factory=dict)
+    binarizer: str | None = None
+    bits: int = 1
+    skip: tuple[str, ...] = (FIRST_AND_LAST,)
+
+    optimizer: Optimizer = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9  # of optimizer="momentum"
+    weight_decay: float = 0.0
+    schedule: Schedule = "step"
+    step_epochs: int = 30
+    step_factor: float = 0.1
+    warmup_epochs: int = 0
+    epochs: int = 100
+    batch_size: int = 128
+    augment: bool = True
+    seed: int = 0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name, literal in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Precision)):
+            if getattr(self, name) not in get_args(literal):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(literal))}")
+        for name in ("epochs", "batch_size", "step_epochs", "bits"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+        for name in ("holdout", "warmup_epochs", "seed", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: can't be negative")
+        if not self.lr > 0 or self.lr == float("inf"):
+            raise ValueError(f"lr={self.lr}: give a positive learning rate")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: give a number from 0 up to, not including, 1")
+        if not 0 < self.step_factor <= 1:
+            raise ValueError(f"step_factor={self.step_factor}: give a number above 0 and at most 1")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs={self.warmup_epochs} must be fewer than epochs={self.epochs}")
+        object.__setattr__(self, "skip", tuple(self.skip))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "skip": list(self.skip)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise ValueError(f"unknown config field {unknown[0]!r}; was it written by a newer version?")
+        return cls(**values)
+
+    @property
+    def key(self) -> str:
+        """A short hash that is equal exactly for equal configs."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """The learning rate of step 0, 1, 2, ...: a pure function, so that resuming needs no scheduler state.
+
+        Warm-up rises linearly over its epochs. "step" multiplies by ``step_factor`` every ``step_epochs`` epochs;
+        "cosine" falls to zero over the whole run, step by step.
+        """
+        warmup = self.warmup_epochs * steps_per_epoch
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        if self.schedule == "step":
+            return self.lr * self.step_factor ** (step // steps_per_epoch // self.step_epochs)
+        if self.schedule == "cosine":
+            share = (step - warmup) / max(1, self.epochs * steps_per_epoch - warmup)
+            return self.lr * 0.5 * (1 + math.cos(math.pi * share))
+        return self.lr

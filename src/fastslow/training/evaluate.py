@@ -1,0 +1,68 @@
+"""What is measured: accuracy and loss, and what the bits do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..convert import binary_layers
+from ..data import Batches
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy in percent, mean cross-entropy, and on how many images."""
+
+    accuracy: float
+    loss: float
+    n: int
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Batches) -> Evaluation:
+    """One pass in evaluation mode; the model's mode is put back as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        correct: Tensor | int = 0
+        loss: Tensor | float = 0.0
+        for x, y in batches.epoch():
+            logits = model(x).float()
+            loss = loss + F.cross_entropy(logits, y, reduction="sum").double()
+            correct = correct + (logits.argmax(1) == y).sum()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    n = len(batches.image_set)
+    return Evaluation(accuracy=100.0 * int(correct) / n, loss=float(loss) / n, n=n)
+
+
+class BitWatch:
+    """Flip ratio and share of +1 of a model's binary weights, from one look to the next."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._last = self._signs()
+
+    def _signs(self) -> list[Tensor]:
+        return [layer.binary_weight > 0 for layer in binary_layers(self.model).values()]
+
+    def look(self) -> dict[str, float]:
+        """``flip_ratio``: share of the bits that differ from the last look; ``share_plus``: share of +1."""
+        signs = self._signs()
+        total = sum(sign.numel() for sign in signs)
+        if not total:
+            return {}
+        flips = sum(int((new != old).sum()) for new, old in zip(signs, self._last, strict=True))
+        plus = sum(int(sign.sum()) for sign in signs)
+        self._last = signs
+        return {"flip_ratio": flips / total, "share_plus": plus / total}
+
+    def state_dict(self) -> list[Tensor]:
+        return self._last
+
+    def load_state_dict(self, signs: list[Tensor]) -> None:
+        self._last = [sign.to(old.device) for sign, old in zip(signs, self._last, strict=True)]

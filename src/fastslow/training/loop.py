@@ -1,0 +1,250 @@
+"""The training loop, readable from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import Batches, Dataset
+from ..wrapper import optimizer as wrap
+from .build import build_base_optimizer, build_model
+from .conditions import conditions
+from .config import RunConfig
+from .evaluate import BitWatch, evaluate
+from .interrupt import Interrupted, StopRequests
+from .run import RunFolder
+from .sinks import Silent, Sink
+
+log = logging.getLogger("fastslow")
+
+
+class TrainingDiverged(ArithmeticError):
+    """The loss is no longer a number."""
+
+
+class Trainer:
+    """One run: model, optimizer, data, and the loop that moves them.
+
+    >>> trainer = Trainer(config, data.load("mini"), run=RunFolder.create("runs/first", config))
+    >>> result = trainer.fit()
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        *,
+        run: RunFolder | None = None,
+        device: torch.device | str = "cpu",
+        sink: Sink | None = None,
+        checkpoint_minutes: float = 5.0,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.device = torch.device(device)
+        self.sink = sink if sink is not None else Silent()
+        self.checkpoint_seconds = 60 * checkpoint_minutes
+        channels_last = self.device.type == "cuda"
+        self.train_batches = Batches(
+            dataset.train,
+            min(config.batch_size, len(dataset.train)),
+            seed=config.seed,
+            augment=config.augment,
+            shuffle=True,
+            device=self.device,
+            drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
+            channels_last=channels_last,
+        )
+        self.test_batches = Batches(dataset.test, 500, device=self.device, channels_last=channels_last)
+        self.model: nn.Module = build_model(config, len(dataset.train.classes)).to(self.device)
+        if channels_last:
+            self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.total_steps = config.epochs * len(self.train_batches)
+        self.optimizer = build_base_optimizer(config, self.model)
+        if config.method is not None:
+            self.optimizer = wrap(self.model, self.optimizer, total_steps=self.total_steps)
+        self.bits = BitWatch(self.model)
+        self.done = 0  # optimizer steps
+        self.rows: list[dict[str, Any]] = []  # one an epoch
+        self._seconds = 0.0  # of training, over all sessions of the run
+        self._epoch_seconds = 0.0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        torch.manual_seed(config.seed)  # for what is random in a forward pass, the same for every method
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, from wherever the run stands; returns the result."""
+        self.sink.start(self._description(), self.done, self.total_steps)
+        try:
+            with StopRequests() as stop:
+                while len(self.rows) < self.config.epochs:
+                    self._train_epoch(stop)
+        finally:
+            self.sink.close()
+        return self._finish()
+
+    def _train_epoch(self, stop: StopRequests) -> None:
+        """What is left of the current epoch, its evaluation, its row of metrics, a checkpoint."""
+        epoch = len(self.rows)
+        start = self.done - epoch * len(self.train_batches)
+        saved_at = time.monotonic()
+        for x, y in self.train_batches.epoch(epoch, start):
+            began = time.perf_counter()
+            loss = self.train_step(x, y)
+            self._epoch_seconds += time.perf_counter() - began
+            self.sink.step(self.done, loss)
+            if stop.received is not None:
+                self.save()
+                raise Interrupted(stop.received)
+            if time.monotonic() - saved_at > self.checkpoint_seconds:
+                self.save()
+                saved_at = time.monotonic()
+        self._end_epoch(epoch)
+        self.save()
+
+    def train_step(self, x: Tensor, y: Tensor) -> float | None:
+        """One step. Returns the loss where reading it is free, or due."""
+        self._set_learning_rate()
+        self.model.train()
+        with self._autocast():
+            logits = self.model(x)
+            loss = F.cross_entropy(logits.float(), y)
+        # On a GPU reading the loss would stall the queue: look now and then.
+        value = float(loss.detach()) if self.device.type == "cpu" or self.done % 50 == 0 else None
+        if value is not None and not math.isfinite(value):
+            self._diverged(value)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self._loss_sum += loss.detach() * len(y)
+        self._correct += (logits.detach().argmax(1) == y).sum()
+        self.done += 1
+        return value
+
+    def _set_learning_rate(self) -> None:
+        lr = self.config.learning_rate(self.done, len(self.train_batches))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def _end_epoch(self, epoch: int) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        shown = len(self.train_batches) * self.train_batches.batch_size
+        train_loss = float(self._loss_sum) / shown
+        if not math.isfinite(train_loss):
+            self._diverged(train_loss)
+        test = evaluate(self.model, self.test_batches)
+        metrics = getattr(self.optimizer, "metrics", dict)()
+        row = {
+            "epoch": epoch + 1,
+            "step": self.done,
+            "lr": self.config.learning_rate(self.done - 1, len(self.train_batches)),
+            "train_loss": train_loss,
+            "train_accuracy": 100.0 * int(self._correct) / shown,
+            "test_accuracy": test.accuracy,
+            "test_loss": test.loss,
+            **self.bits.look(),
+            **metrics,
+            "seconds": round(self._epoch_seconds, 3),
+        }
+        self._seconds += self._epoch_seconds
+        self._epoch_seconds = 0.0
+        self._loss_sum.zero_()
+        self._correct.zero_()
+        self.rows.append(row)
+        if self.run is not None:
+            self.run.append_metrics(row)
+        self.sink.epoch(row)
+
+    def _finish(self) -> dict[str, Any]:
+        last = self.rows[-1]
+        best = max(self.rows, key=lambda row: row["test_accuracy"])
+        result = {
+            "test_accuracy": last["test_accuracy"],  # the last epoch's: the headline
+            "best_test_accuracy": best["test_accuracy"],
+            "best_epoch": best["epoch"],
+            "test_loss": last["test_loss"],
+            "train_accuracy": last["train_accuracy"],
+            "train_loss": last["train_loss"],
+            "n_test": len(self.test_batches.image_set),
+            "metric": "test accuracy of the last epoch"
+            + (" on held-out training images" if self.config.holdout else ""),
+            "seconds": round(self._seconds, 3),
+            "config": self.config.to_dict(),
+            "key": self.config.key,
+            "conditions": conditions(self.device),
+            "curve": self.rows,
+        }
+        if self.run is not None:
+            self.run.write_result(result)
+        return result
+
+    def _description(self) -> str:
+        method = self.config.method or "float"
+        return f"{self.config.model} {self.config.data} {method} {self.config.optimizer}"
+
+    def _diverged(self, loss: float) -> None:
+        where = next(
+            (name for name, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())),
+            "none of the weights",
+        )
+        newest = self.run.checkpoints.paths() if self.run is not None else []
+        good = f"the last good checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
+        raise TrainingDiverged(
+            f"the loss is {loss} at step {self.done}; first not finite: {where}; {good}; try a smaller --lr"
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "bits": self.bits.state_dict(),
+            "done": self.done,
+            "rows": self.rows,
+            "seconds": self._seconds,
+            "epoch_seconds": self._epoch_seconds,
+            "loss_sum": self._loss_sum,
+            "correct": self._correct,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.bits.load_state_dict(state["bits"])
+        self.done = state["done"]
+        self.rows = state["rows"]
+        self._seconds = state["seconds"]
+        self._epoch_seconds = state["epoch_seconds"]
+        self._loss_sum.copy_(state["loss_sum"])
+        self._correct.copy_(state["correct"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+    def save(self) -> None:
+        """Take a checkpoint, if the run has a folder."""
+        if self.run is not None:
+            self.run.checkpoints.save(self.done, self.state_dict())
+
+    def resume(self) -> None:
+        """Go back to the newest checkpoint of the run's folder."""
+        assert self.run is not None
+        if not self.run.checkpoints.paths():
+            return  # stopped before the first one: start again
+        path, state = self.run.checkpoints.load_newest()
+        self.load_state_dict(state)
+        self.run.rewind_metrics(self.rows)
+        log.info("resumed at step %d from %s", self.done, path)
