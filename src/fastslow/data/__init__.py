@@ -7,6 +7,7 @@ from .cifar import CIFAR10 as CIFAR10
 from .cifar import CIFAR100 as CIFAR100
 from .cifar import read_cifar as read_cifar
 from .dataset import Dataset as Dataset
+from .dataset import is_available as is_available
 from .dataset import list_datasets as list_datasets
 from .dataset import load as load
 from .embedded import read_mini as read_mini

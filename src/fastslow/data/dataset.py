@@ -11,7 +11,7 @@ from ..registry import Registry
 from .cifar import CIFAR10, CIFAR100, Cifar, read_cifar
 from .embedded import read_mini
 from .errors import DataError
-from .fetch import fetch_archive
+from .fetch import fetch_archive, is_present
 from .folder import read_folder
 from .images import ImageSet
 
@@ -36,6 +36,12 @@ class Dataset:
 def list_datasets() -> list[str]:
     """The names that `load` knows; PATH stands for a folder of your own."""
     return [*_DATASETS, f"{_FOLDER}PATH"]
+
+
+def is_available(name: str, root: _Root = None) -> bool:
+    """Whether `load(name)` needs no download."""
+    archives = {"cifar10": CIFAR10.archive, "cifar100": CIFAR100.archive}
+    return name not in archives or is_present(archives[name], root)
 
 
 def load(

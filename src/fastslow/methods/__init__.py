@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..registry import Registry
@@ -37,12 +38,16 @@ def get_method(method: str | Method, **fields: object) -> Method:
     """A method by name with some of its fields changed, or the object itself."""
     if isinstance(method, Method):
         return dataclasses.replace(method, **fields) if fields else method
-    cls = METHODS[method].cls
-    known = [field.name for field in dataclasses.fields(cls)]
+    check_fields(method, fields)
+    return METHODS[method].cls(**fields)
+
+
+def check_fields(method: str, fields: Mapping[str, object]) -> None:
+    """Refuse fields that the method doesn't have, naming those it has."""
+    known = [field.name for field in dataclasses.fields(METHODS[method].cls)]
     for name in fields:
         if name not in known:
             raise ValueError(f"{method} has no field {name!r}; its fields: {', '.join(known) or 'none'}")
-    return cls(**fields)
 
 
 def list_methods() -> list[MethodInfo]:

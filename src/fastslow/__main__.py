@@ -1,0 +1,5 @@
+"""``python -m fastslow``."""
+
+from .cli import main
+
+main()

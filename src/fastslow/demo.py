@@ -1,0 +1,71 @@
+"""``fastslow demo``: a float network becomes a binary one, on the data and the weights that come with the package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import data
+from .report.curves import draw_run
+from .report.summary import summarize
+from .training.build import build_model
+from .training.config import SHIPPED, RunConfig
+from .training.evaluate import evaluate
+from .training.loop import Trainer
+from .training.run import RunFolder
+from .training.sinks import ConsoleSink
+
+
+def demo_config(epochs: int) -> RunConfig:
+    """ResNet-20 on the mini set with per-weight FSG and small hypernetworks."""
+    return RunConfig(
+        model="resnet20",
+        data="mini",
+        weights=SHIPPED,
+        method="fsg-weight",
+        method_fields={"expand": 8, "d_state": 2, "length": 4},
+        schedule="cosine",
+        epochs=epochs,
+        batch_size=64,
+    )
+
+
+def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
+    """Show the float network, its binarized collapse, its training, and what it weighs; leaves files in ``out``."""
+    config = demo_config(epochs)
+    if out.exists():
+        if out.is_dir() and not any(out.iterdir()) or (out / "config.json").is_file():
+            shutil.rmtree(out)  # an earlier demo's
+        else:
+            raise ValueError(f"{out} exists and is no earlier demo; choose another --out")
+    dataset = data.load(config.data)
+    test = data.Batches(dataset.test, 500)
+    float_config = RunConfig(**{**config.to_dict(), "method": None, "method_fields": {}})
+    before = evaluate(build_model(float_config, 10), test)
+    print(f"1  float ResNet-20: {before.accuracy:.1f} % on {before.n} test images")
+
+    run = RunFolder.create(out, config)
+    trainer = Trainer(config, dataset, run=run, sink=ConsoleSink())
+    collapsed = evaluate(trainer.model, test)
+    cost = summarize(trainer.model, (3, 32, 32))
+    print(f"2  its weights as bits (first and last layer stay float): {collapsed.accuracy:.1f} %")
+    print(f"3  training with {config.method}, {epochs} epochs of {len(dataset.train)} images")
+    result = trainer.fit()
+    print(f"4  trained binary network: {result['test_accuracy']:.1f} % after {result['seconds']:.0f} s")
+    print(f"5  size: {cost.float_bytes / 1024:.0f} KiB in float, {cost.packed_bytes / 1024:.0f} KiB with packed bits")
+    picture = draw_run(trainer.rows, out / "curves.png")
+    print(f"6  loss and flip ratio: {picture}" if picture else "6  for the curves: pip install 'fastslow[report]'")
+    return {
+        "float_accuracy": before.accuracy,
+        "binarized_accuracy": collapsed.accuracy,
+        "test_accuracy": result["test_accuracy"],
+        "seconds": result["seconds"],
+        "float_bytes": cost.float_bytes,
+        "packed_bytes": cost.packed_bytes,
+        "picture": str(picture) if picture else None,
+        "run": str(out),
+        "torch_threads": torch.get_num_threads(),
+    }

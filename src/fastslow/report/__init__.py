@@ -1,0 +1,1 @@
+"""Tables, curves and summaries of networks and runs."""

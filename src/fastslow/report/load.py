@@ -1,0 +1,67 @@
+"""Trained networks back from disk, for the commands that look at them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from torch import nn
+
+from .. import data as datasets
+from ..training.build import build_model
+from ..training.config import FIRST_AND_LAST, NONE, RunConfig
+from ..training.run import RunError, RunFolder
+from ..weights import load_strictly, load_weights
+
+_CLASSES = {"cifar10": 10, "cifar100": 100, "mini": 10}
+
+
+def class_count(data: str) -> int:
+    """Classes of a data set, without loading its images where that is known."""
+    return _CLASSES[data] if data in _CLASSES else len(datasets.load(data).train.classes)
+
+
+def load_trained(what: Path, *, model: str | None = None, data: str | None = None) -> tuple[nn.Module, RunConfig]:
+    """The network of a run at its newest state, or of a weights file, and the config it belongs to."""
+    if what.is_dir():
+        run = RunFolder.open(what)
+        config = run.config()
+        if model is not None and model != config.model:
+            raise ValueError(f"--model {model}: the run in {what} trained {config.model}; leave it out")
+        network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
+        weights = what / "weights.safetensors"
+        if weights.is_file():
+            load_strictly(network, load_weights(weights), weights)
+        elif run.checkpoints.paths():
+            path, state = run.checkpoints.load_newest()
+            load_strictly(network, state["model"], path)
+        else:
+            raise RunError(f"{what} has no weights yet; let it train for an epoch")
+    else:
+        weights = load_weights(what)
+        if model is None:
+            raise ValueError(f"{what} holds weights only; name its network with --model")
+        config = RunConfig(model=model, data=data or "cifar10", method=None)
+        network = build_model(config, class_count(config.data))
+        load_strictly(network, weights, what)
+    if data is not None:
+        config = dataclasses.replace(config, data=data, holdout=0)
+    return network, config
+
+
+def load_for_summary(
+    what: Path | None, *, model: str | None, method: str, skip: list[str] | None
+) -> tuple[nn.Module, tuple[int, ...]]:
+    """A network, binarized if it isn't, and the shape of one input."""
+    if what is not None and what.is_dir():
+        network, config = load_trained(what, model=model)
+        if config.data.startswith("folder:"):
+            return network, tuple(datasets.load(config.data).train.images.shape[1:])
+        return network, (3, 32, 32)
+    if model is None:
+        raise ValueError("give the folder of a run, or name a network with --model")
+    skips = (FIRST_AND_LAST,) if skip is None else tuple(entry for entry in skip if entry != "none")
+    network = build_model(RunConfig(model=model, method=method, skip=skips), class_count("cifar10"))
+    if what is not None:
+        load_strictly(network, load_weights(what), what)
+    return network, (3, 32, 32)
