@@ -99,7 +99,6 @@ def train(
     """Binarize a network and train it."""
     from . import cli_support as support
     from .training.config import FIRST_AND_LAST, RunConfig
-    from .training.run import RunFolder
 
     support.show_logs()
     skips = [FIRST_AND_LAST] if skip is None else [entry for entry in skip if entry != "none"]
@@ -127,9 +126,7 @@ def train(
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
     )
-    chosen = support.choose_device(device)
-    folder = RunFolder.create(run if run is not None else support.default_run(config), config)
-    support.print_result(support.fit(config, folder, chosen, data_root, resume=False), folder, json)
+    support.start(config, run, device, data_root, json)
 
 
 @app.command()
@@ -154,7 +151,6 @@ def pretrain(
     """Train the float network that binary training starts from; its weights land in RUN/weights.safetensors."""
     from . import cli_support as support
     from .training.config import RunConfig
-    from .training.run import RunFolder
 
     support.show_logs()
     config = RunConfig(
@@ -172,9 +168,7 @@ def pretrain(
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
     )
-    chosen = support.choose_device(device)
-    folder = RunFolder.create(run if run is not None else support.default_run(config), config)
-    support.print_result(support.fit(config, folder, chosen, data_root, resume=False), folder, json)
+    support.start(config, run, device, data_root, json)
 
 
 @app.command()
@@ -186,16 +180,9 @@ def resume(
 ) -> None:
     """Continue a run from its newest checkpoint."""
     from . import cli_support as support
-    from .training.run import RunFolder
 
     support.show_logs()
-    folder = RunFolder.open(run)
-    result = folder.result()
-    if result is None:
-        result = support.fit(folder.config(), folder, support.choose_device(device), data_root, resume=True)
-    else:
-        print(f"{run} is finished already", file=sys.stderr)
-    support.print_result(result, folder, json)
+    support.resume(run, device, data_root, json)
 
 
 @app.command("eval")

@@ -75,17 +75,37 @@ def default_run(config: RunConfig) -> Path:
     return Path("runs") / "-".join([*parts, config.optimizer, f"seed{config.seed}", config.key[:6]])
 
 
-def fit(
-    config: RunConfig, run: RunFolder, device: torch.device, data_root: Path | None, *, resume: bool
-) -> dict[str, Any]:
-    """Train a run to its end, show it, leave its weights beside its result."""
+def start(config: RunConfig, run: Path | None, device: str, data_root: Path | None, as_json: bool) -> None:
+    """Train a new run to its end. Its folder appears only when data, model and device are in order."""
+    trainer = _trainer(config, device, data_root)
+    _finish(trainer, RunFolder.create(run if run is not None else default_run(config), config), as_json)
+
+
+def resume(path: Path, device: str, data_root: Path | None, as_json: bool) -> None:
+    """Train a stopped run to its end."""
+    run = RunFolder.open(path)
+    result = run.result()
+    if result is not None:
+        print(f"{path} is finished already", file=sys.stderr)
+        print_result(result, run, as_json)
+        return
+    trainer = _trainer(run.config(), device, data_root)
+    trainer.run = run
+    trainer.resume()
+    _finish(trainer, run, as_json)
+
+
+def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:
+    chosen = choose_device(device)
     dataset = data.load(config.data, data_root, holdout=config.holdout)
-    trainer = Trainer(config, dataset, run=run, device=device, sink=ConsoleSink())
-    if resume:
-        trainer.resume()
+    return Trainer(config, dataset, device=chosen, sink=ConsoleSink())
+
+
+def _finish(trainer: Trainer, run: RunFolder, as_json: bool) -> None:
+    trainer.run = run
     result = trainer.fit()
-    save_weights(trainer.model, run.path / "weights.safetensors", {"key": config.key})
-    return result
+    save_weights(trainer.model, run.path / "weights.safetensors", {"key": trainer.config.key})
+    print_result(result, run, as_json)
 
 
 def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
@@ -94,6 +114,6 @@ def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
         print_json({**{key: result[key] for key in keys}, "run": str(run.path)})
         return
     print(
-        f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % in epoch "
-        f"{result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s\nrun: {run.path}"
+        f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % "
+        f"in epoch {result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s\nrun: {run.path}"
     )

@@ -37,7 +37,7 @@ def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
     """Show the float network, its binarized collapse, its training, and what it weighs; leaves files in ``out``."""
     config = demo_config(epochs)
     if out.exists():
-        if out.is_dir() and not any(out.iterdir()) or (out / "config.json").is_file():
+        if (out.is_dir() and not any(out.iterdir())) or (out / "config.json").is_file():
             shutil.rmtree(out)  # an earlier demo's
         else:
             raise ValueError(f"{out} exists and is no earlier demo; choose another --out")

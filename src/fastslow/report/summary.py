@@ -78,7 +78,7 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
     macs = _count_macs(model, input_shape)
     rows = []
     for name, module in model.named_modules():
-        own = {key: value for key, value in module.named_parameters(recurse=False)}
+        own = dict(module.named_parameters(recurse=False))
         buffers = [b for b in module.buffers(recurse=False) if b.is_floating_point()]
         if not own and not buffers:
             continue
