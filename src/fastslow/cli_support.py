@@ -115,5 +115,6 @@ def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
         return
     print(
         f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % "
-        f"in epoch {result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s\nrun: {run.path}"
+        f"in epoch {result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s"
     )
+    print(f"run: {run.path}")
