@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import BINARY, Reference, tiny_task
 
 import fastslow as fs
+from reference import BINARY, Reference, tiny_task
 
 SMALL = {"expand": 4, "d_state": 3, "fast_hidden": 6, "slow_hidden": 5}
 BASES = {
