@@ -1,0 +1,122 @@
+"""The native kernels as Python sees them: a shared library called through ctypes, found or not found at import.
+
+The structures mirror `native/program.h`. Calls release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import os
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 1
+BLOCK = 16  # channels of a float value are padded to a multiple of this
+
+
+class Kind(IntEnum):
+    LOAD = 0
+    STORE = 1
+    CONV_FLOAT = 2
+    CONV_SIGNS = 3
+    CONV_BITS = 4
+    PACK_SIGNS = 5
+    MAX_POOL = 6
+    AVERAGE_POOL = 7
+    MEAN = 8
+    ADD = 9
+    AFFINE = 10
+    PRELU = 11
+    SIGN = 12
+    FLATTEN = 13
+    COPY = 14
+
+
+class Layout(IntEnum):
+    WORDS = 0
+    NIBBLES = 1
+
+
+class View(ctypes.Structure):
+    _fields_ = [
+        ("offset", c_int64),
+        ("row", c_int64),
+        ("pixel", c_int32),
+        ("height", c_int32),
+        ("width", c_int32),
+        ("channels", c_int32),
+    ]
+
+
+class Op(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("has_other", c_int32),
+        ("packed_out", c_int32),
+        ("count_pad", c_int32),
+        ("in_", View),
+        ("other", View),
+        ("out", View),
+        ("kernel", c_int32 * 2),
+        ("stride", c_int32 * 2),
+        ("padding", c_int32 * 2),
+        ("dilation", c_int32 * 2),
+        ("groups", c_int32),
+        ("channel_shift", c_int32),
+        ("pixel_shift", c_int32 * 2),
+        ("low", c_float),
+        ("high", c_float),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("tap_sums", c_void_p),
+        ("threshold", c_void_p),
+        ("flip", c_void_p),
+    ]
+
+
+@cache
+def library() -> Any | None:
+    """The shared library, or None where it was not built. FASTSLOW_NATIVE names another one (or ``off``)."""
+    chosen = os.environ.get("FASTSLOW_NATIVE")
+    if chosen == "off":
+        return None
+    folder = Path(__file__).parent
+    candidates = (
+        [Path(chosen)] if chosen else [folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    )
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        return None
+    native = ctypes.CDLL(str(path))
+    native.fastslow_abi.restype = c_int32
+    native.fastslow_op_size.restype = c_int32
+    if native.fastslow_abi() != ABI_VERSION or native.fastslow_op_size() != ctypes.sizeof(Op):
+        return None  # built from other sources, an old checkout say: numpy is right, it would not be
+    native.fastslow_backend_name.argtypes = [c_int32]
+    native.fastslow_backend_name.restype = c_char_p
+    native.fastslow_backend_layout.argtypes = [c_int32]
+    native.fastslow_backend_layout.restype = c_int32
+    native.fastslow_pool_new.argtypes = [c_int32]
+    native.fastslow_pool_new.restype = c_void_p
+    native.fastslow_pool_free.argtypes = [c_void_p]
+    native.fastslow_pool_free.restype = None
+    native.fastslow_run.restype = c_int32
+    native.fastslow_run.argtypes = [
+        *(c_int32, c_void_p, POINTER(Op), c_int32, c_void_p, c_int64, c_int64),
+        *(c_void_p, c_int64, c_void_p, c_int64, c_int64, POINTER(c_double)),
+    ]
+    return native
+
+
+def backends() -> list[str]:
+    """Instruction sets with native kernels on this machine, the best first; empty without the library."""
+    native = library()
+    names: list[str] = []
+    while native is not None and (name := native.fastslow_backend_name(len(names))) is not None:
+        names.append(name.decode())
+    return names

@@ -1,0 +1,132 @@
+// Everything that is not a convolution. These are bound by memory; the code is the plain loop over whole vectors
+// (channels are padded to BLOCK, and what the padding holds is never read as a result).
+
+void load_image(const Op& op, const Worker& worker) {
+  const int64_t plane = static_cast<int64_t>(op.out.height) * op.out.width;
+  const Range rows = share(op.out.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.out.width; ++x) {
+      float* out = at<float>(worker, op.out, y, x);
+      const float* in = worker.input + static_cast<int64_t>(y) * op.out.width + x;
+      for (int c = 0; c < op.out.channels; ++c) out[c] = in[c * plane];
+    }
+}
+
+void store_result(const Op& op, const Worker& worker) {
+  const int64_t plane = static_cast<int64_t>(op.in.height) * op.in.width;
+  const Range rows = share(op.in.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.in.width; ++x) {
+      const float* in = at<const float>(worker, op.in, y, x);
+      float* out = worker.output + static_cast<int64_t>(y) * op.in.width + x;
+      for (int c = 0; c < op.in.channels; ++c) out[c * plane] = in[c];
+    }
+}
+
+void flatten(const Op& op, const Worker& worker) {
+  const int64_t plane = static_cast<int64_t>(op.in.height) * op.in.width;
+  const Range rows = share(op.in.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.in.width; ++x) {
+      const float* in = at<const float>(worker, op.in, y, x);
+      float* out = at<float>(worker, op.out, 0, 0) + static_cast<int64_t>(y) * op.in.width + x;
+      for (int c = 0; c < op.in.channels; ++c) out[c * plane] = in[c];
+    }
+}
+
+// Calls body(y, x, channel) for every vector of the output.
+template <class Body>
+inline void each_vector(const Op& op, const Worker& worker, Body body) {
+  const int channels = padded(op.out.channels);
+  const Range rows = share(op.out.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.out.width; ++x)
+      for (int c = 0; c < channels; c += WIDTH) store(at<float>(worker, op.out, y, x) + c, body(y, x, c));
+}
+
+template <bool MAX>
+void pool(const Op& op, const Worker& worker) {
+  each_vector(op, worker, [&](int y, int x, int c) {
+    const int top = y * op.stride[0] - op.padding[0], left = x * op.stride[1] - op.padding[1];
+    Vec result = splat(MAX ? -std::numeric_limits<float>::infinity() : 0.0f);
+    int count = 0;
+    for (int i = 0; i < op.kernel[0]; ++i)
+      for (int j = 0; j < op.kernel[1]; ++j) {
+        const int row = top + i * op.dilation[0], column = left + j * op.dilation[1];
+        if (row < 0 || column < 0 || row >= op.in.height || column >= op.in.width) continue;
+        const Vec value = load(at<const float>(worker, op.in, row, column) + c);
+        if constexpr (MAX)
+          result = value > result ? value : result;
+        else
+          result += value;
+        ++count;
+      }
+    if constexpr (!MAX) {
+      // A window may reach past the padding on the far side; those pixels never count.
+      const auto span = [&](int start, int axis, int size) {
+        const int stop = start + op.kernel[axis], limit = size + op.padding[axis];
+        return (stop < limit ? stop : limit) - start;
+      };
+      if (op.count_pad) count = span(top, 0, op.in.height) * span(left, 1, op.in.width);
+      result /= splat(static_cast<float>(count));
+    }
+    return clamp(result, op.low, op.high);
+  });
+}
+
+void mean(const Op& op, const Worker& worker) {
+  if (worker.index != 0) return;
+  const float pixels = static_cast<float>(op.in.height) * static_cast<float>(op.in.width);
+  for (int c = 0; c < padded(op.out.channels); c += WIDTH) {
+    Vec sum{};
+    for (int y = 0; y < op.in.height; ++y)
+      for (int x = 0; x < op.in.width; ++x) sum += load(at<const float>(worker, op.in, y, x) + c);
+    store(at<float>(worker, op.out, 0, 0) + c, clamp(sum / splat(pixels), op.low, op.high));
+  }
+}
+
+void add(const Op& op, const Worker& worker) {
+  each_vector(op, worker, [&](int y, int x, int c) {
+    const Vec sum = load(at<const float>(worker, op.in, y, x) + c) + load(at<const float>(worker, op.other, y, x) + c);
+    return clamp(sum, op.low, op.high);
+  });
+}
+
+void affine(const Op& op, const Worker& worker) {
+  each_vector(op, worker, [&](int y, int x, int c) {
+    Vec value = load(at<const float>(worker, op.in, y, x) + c);
+    if (op.scale) {
+      value *= load(op.scale + c);
+      round_now(value);
+    }
+    if (op.bias) value += load(op.bias + c);
+    if (op.has_other) value += load(at<const float>(worker, op.other, y, x) + c);
+    return clamp(value, op.low, op.high);
+  });
+}
+
+void prelu(const Op& op, const Worker& worker) {
+  each_vector(op, worker, [&](int y, int x, int c) {
+    const Vec value = load(at<const float>(worker, op.in, y, x) + c);
+    return value > 0.0f ? value : value * load(op.scale + c);
+  });
+}
+
+void sign(const Op& op, const Worker& worker) {
+  each_vector(op, worker, [&](int y, int x, int c) {
+    return load(at<const float>(worker, op.in, y, x) + c) > 0.0f ? splat(1.0f) : splat(-1.0f);
+  });
+}
+
+// Input pixel (i * stride) lands on output pixel (i + pixel_shift), input channel c on output channel
+// (c + channel_shift). What is not covered is left alone: it is zero, or another COPY of the same value covers it.
+void copy(const Op& op, const Worker& worker) {
+  const int height = (op.in.height + op.stride[0] - 1) / op.stride[0];
+  const int width = (op.in.width + op.stride[1] - 1) / op.stride[1];
+  const Range rows = share(height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < width; ++x)
+      std::memcpy(at<float>(worker, op.out, y + op.pixel_shift[0], x + op.pixel_shift[1]) + op.channel_shift,
+                  at<const float>(worker, op.in, y * op.stride[0], x * op.stride[1]),
+                  sizeof(float) * static_cast<size_t>(op.in.channels));
+}

@@ -1,0 +1,106 @@
+// The C interface that Python calls through ctypes, and the loop that runs a program.
+#include "program.h"
+
+#include <chrono>
+#include <new>
+
+#include "pool.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fastslow {
+namespace {
+
+// The instruction sets of this machine, best first.
+int available(const Kernels** list) {
+  int count = 0;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq"))
+    list[count++] = &avx512_kernels;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) list[count++] = &avx2_kernels;
+#elif defined(__aarch64__)
+  list[count++] = &neon_kernels;
+#endif
+  list[count++] = &scalar_kernels;
+  return count;
+}
+
+const Kernels* backend(int index) {
+  const Kernels* list[3];
+  const int count = available(list);
+  return index >= 0 && index < count ? list[index] : nullptr;
+}
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+}  // namespace fastslow
+
+using namespace fastslow;
+
+EXPORT int32_t fastslow_abi() { return ABI_VERSION; }
+EXPORT int32_t fastslow_op_size() { return sizeof(Op); }
+
+EXPORT const char* fastslow_backend_name(int32_t index) {
+  const Kernels* kernels = backend(index);
+  return kernels ? kernels->name : nullptr;
+}
+
+EXPORT int32_t fastslow_backend_layout(int32_t index) {
+  const Kernels* kernels = backend(index);
+  return kernels ? kernels->layout : -1;
+}
+
+EXPORT void* fastslow_pool_new(int32_t threads) {
+  try {
+    return new Pool(threads);
+  } catch (...) {  // no memory or no threads left: Python reports it
+    return nullptr;
+  }
+}
+
+EXPORT void fastslow_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+
+// Memory is `workers` regions of `region` bytes: an arena, and scratch from `scratch` on. A batch is spread over the
+// workers image by image, so that an image's activations stay in one core's cache; a single image is spread op by op.
+// `seconds`, when given, receives the time spent in each op.
+EXPORT int32_t fastslow_run(int32_t index, void* pool_handle, const Op* ops, int32_t op_count, uint8_t* memory,
+                            int64_t region, int64_t scratch, const float* input, int64_t input_size, float* output,
+                            int64_t output_size, int64_t batch, double* seconds) {
+  const Kernels* kernels = backend(index);
+  if (!kernels || !pool_handle) return 1;
+  for (int32_t i = 0; i < op_count; ++i)
+    if (ops[i].kind < LOAD || ops[i].kind > COPY) return 2;
+  Pool& pool = *static_cast<Pool*>(pool_handle);
+  const int workers = pool.size();
+  const auto execute = [&](const Worker& worker, const auto& after) {
+    for (int32_t i = 0; i < op_count; ++i) {
+      const auto start = Clock::now();
+      kernels->table[ops[i].kind](ops[i], worker);
+      after();
+      if (seconds && worker.index == 0) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+  };
+  if (workers == 1 || (batch >= workers && !seconds)) {
+    std::atomic<int64_t> next{0};
+    const auto body = [&](int thread) {
+      uint8_t* mine = memory + thread * region;
+      for (int64_t image; (image = next.fetch_add(1)) < batch;)
+        execute({0, 1, mine, mine + scratch, input + image * input_size, output + image * output_size}, [] {});
+    };
+    if (workers == 1)
+      body(0);
+    else
+      pool.run(body);
+    return 0;
+  }
+  Barrier barrier(workers);
+  pool.run([&](int thread) {
+    for (int64_t image = 0; image < batch; ++image)
+      execute({thread, workers, memory, memory + thread * region + scratch, input + image * input_size,
+               output + image * output_size},
+              [&] { barrier.wait(); });
+  });
+  return 0;
+}

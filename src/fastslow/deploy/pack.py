@@ -1,0 +1,114 @@
+"""``pack``: a trained model as one small file that runs without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import __version__
+from ..convert import binary_layers, unwrap
+from .fold import fold
+from .format import from_bytes, to_bytes, write
+from .graph import Graph
+from .header import Info
+from .sizes import LayerSize, layer_sizes
+from .trace import trace
+
+DTYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written: the sizes in bytes, in all and of each layer."""
+
+    path: Path
+    header_bytes: int
+    payload_bytes: int
+    layers: tuple[LayerSize, ...]
+
+    @property
+    def file_bytes(self) -> int:
+        return self.header_bytes + self.payload_bytes
+
+    @property
+    def float_bytes(self) -> int:
+        """The same layers in float32, before folding."""
+        return sum(layer.float_bytes for layer in self.layers)
+
+    def __str__(self) -> str:
+        ratio = self.float_bytes / self.payload_bytes
+        return (
+            f"{self.path}: {self.file_bytes} bytes = {self.payload_bytes} of weights + {self.header_bytes} of header; "
+            f"the weights take {ratio:.1f}x less than {self.float_bytes} bytes in float32"
+        )
+
+
+def pack(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    input_shape: Sequence[int] | None = None,
+    example_input: Tensor | None = None,
+    dtype: str = "float32",
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    classes: Sequence[str] = (),
+    result: Mapping[str, Any] | None = None,
+) -> Packed:
+    """Write a model as a packed file, and report its size.
+
+    Args:
+        model: binary layers are packed to one bit a weight; the rest stays float. The model is not changed.
+        path: the file to write, by custom ``*.safetensors``.
+        input_shape: the shape of one sample, without the batch; None takes that of `example_input`, else (3, 32, 32).
+        example_input: a batch, for its shape only.
+        dtype: of everything that is not a bit: ``"float32"`` or ``"float16"``.
+        mean, std: how the training data was normalised, for each channel (of pixels scaled to 0..1).
+        classes: names of the outputs.
+        result: anything about the training that JSON can hold: accuracy, seed, commit.
+    """
+    graph = packed_graph(model, _shape(input_shape, example_input))
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+    if len(mean) != len(std) or (mean and len(mean) != graph.input_shape[0]):
+        raise ValueError(f"mean and std must both have {graph.input_shape[0]} values, one a channel, or none")
+    outputs = graph.output_shape()
+    if classes and len(classes) != outputs[0]:
+        raise ValueError(f"{len(classes)} class names for {outputs[0]} outputs")
+    info = Info(
+        producer=f"fastslow {__version__}",
+        dtype=dtype,
+        mean=tuple(map(float, mean)),
+        std=tuple(map(float, std)),
+        classes=tuple(classes),
+        binarizer=", ".join(sorted({layer.binarizer.name for layer in binary_layers(unwrap(model)).values()})),
+        result=dict(result or {}),
+    )
+    data = to_bytes(graph, info)
+    content = from_bytes(data)  # what we write, we can read
+    write(path, data)
+    return Packed(Path(path), content.header_bytes, content.payload_bytes, layer_sizes(graph, dtype))
+
+
+def packed_graph(model: nn.Module, input_shape: Sequence[int]) -> Graph:
+    """The graph that `pack` writes: the model in evaluation mode, traced and folded."""
+    inner = unwrap(model)
+    modes = [(module, module.training) for module in inner.modules()]
+    inner.eval()
+    try:
+        with torch.no_grad():
+            return fold(trace(inner, tuple(input_shape)))
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _shape(input_shape: Sequence[int] | None, example_input: Tensor | None) -> tuple[int, ...]:
+    if input_shape is not None:
+        return tuple(input_shape)
+    return tuple(example_input.shape[1:]) if example_input is not None else (3, 32, 32)

@@ -1,0 +1,337 @@
+"""From a graph to the flat program that the native library runs: fusion, memory, operands.
+
+Fusion: a residual add and a ReLU or clip become the last step of the layer before them, and a binary layer that is
+read only for its signs writes bits. Memory: values live in one arena, channels last. A value that a padded
+convolution reads has a margin of zeros around it; since nobody writes margins, a buffer may be used again for any
+value of exactly the same geometry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .errors import FormatError
+from .graph import Graph, Node, Shape
+from .layouts import (
+    ELEMENT_BYTES,
+    SIGNS,
+    bit_weights,
+    channel_vector,
+    float_weights,
+    node_bits,
+    round_up,
+    sign_weights,
+    tap_sums,
+    thresholds,
+)
+from .native import BLOCK, Kind, Layout, Op, View
+
+MAX_ARENA = 2**30
+SLACK = 256  # a vector load at the end of a value may read past it
+_WEIGHTED = ("conv", "linear")
+_CLAMPABLE = (*_WEIGHTED, "affine", "add", "max_pool", "avg_pool", "mean")
+
+
+@dataclass
+class Step:
+    """A node with what was fused into it. `value` is the value that its result stands for."""
+
+    node: Node
+    value: int
+    inputs: tuple[int, ...]
+    other: int | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    packed: bool = False
+
+
+def fuse(graph: Graph) -> list[Step]:
+    """Steps in order of execution."""
+    readers: defaultdict[int, int] = defaultdict(int)
+    for node in graph.nodes:
+        for source in node.inputs:
+            readers[source] += 1
+    readers[len(graph.nodes)] += 1  # the caller
+    steps: dict[int, Step] = {}  # by value
+    for index, node in enumerate(graph.nodes):
+        value = index + 1
+        before = steps.get(max(node.inputs))
+        alone = (
+            before is not None and readers[before.value] == 1 and before.low == -math.inf and before.high == math.inf
+        )
+        if before is not None and alone and node.op in ("relu", "clip") and before.node.op in _CLAMPABLE:
+            before.low, before.high = (0.0, math.inf) if node.op == "relu" else (node["low"], node["high"])
+        elif before is not None and alone and node.op == "add" and before.node.op in _WEIGHTED and before.other is None:
+            before.other = min(node.inputs)
+        else:
+            steps[value] = Step(node, value, node.inputs)
+            continue
+        del steps[before.value]
+        before.value = value
+        steps[value] = before
+    ordered = list(steps.values())
+    _pack_outputs(ordered, len(graph.nodes))
+    return ordered
+
+
+def _takes_signs(node: Node) -> bool:
+    return node.op in _WEIGHTED and node["sign_input"]
+
+
+def _groups(node: Node) -> int:
+    return node["groups"] if node.op == "conv" else 1
+
+
+def _pack_outputs(steps: list[Step], output: int) -> None:
+    """Let a binary layer write bits where every reader would take the signs of its result."""
+    for step in steps:
+        if not _takes_signs(step.node) or _groups(step.node) != 1 or step.other is not None or step.value == output:
+            continue
+        readers = [other for other in steps if step.value in other.inputs or other.other == step.value]
+        signs_only = all(
+            _takes_signs(reader.node) and _groups(reader.node) == 1 and reader.other != step.value for reader in readers
+        )
+        # A clamp around zero doesn't change a sign.
+        step.packed = signs_only and step.low <= 0 < step.high
+
+
+@dataclass
+class Memory:
+    """Offsets in the arena, reused by geometry."""
+
+    size: int = 0
+    free: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, shape: Shape, pixel: int, margin: tuple[int, int], fresh: bool) -> tuple[View, Any, int]:
+        channels, height, width = shape if len(shape) == 3 else (shape[0], 1, 1)
+        row = (width + 2 * margin[1]) * pixel
+        size = round_up((height + 2 * margin[0]) * row + SLACK, 64)
+        key = (channels, height, width, pixel, margin)
+        if self.free[key] and not fresh:
+            start = self.free[key].pop()
+        else:
+            start = self.size
+            self.size += size
+        if self.size > MAX_ARENA:
+            raise FormatError(f"the network's values need more than {MAX_ARENA} bytes a sample")
+        offset = start + margin[0] * row + margin[1] * pixel
+        return View(offset, row, pixel, height, width, channels), key, start
+
+
+@dataclass
+class Program:
+    """What `fastslow_run` needs; `keep` holds the arrays that the ops point into."""
+
+    ops: Any
+    names: list[str]
+    arena_bytes: int
+    scratch_bytes: int
+    weight_bytes: int
+    keep: list[NDArray[Any]]
+
+
+def compile_program(graph: Graph, layout: Layout) -> Program:
+    """Lower a checked graph for kernels that want 1-bit operands in `layout`."""
+    return _Compiler(graph, layout).compile()
+
+
+class _Compiler:
+    def __init__(self, graph: Graph, layout: Layout) -> None:
+        self.graph = graph
+        self.layout = layout
+        self.shapes = graph.shapes()
+        self.steps = fuse(graph)
+        self.memory = Memory()
+        self.views: dict[Any, View] = {}  # by value, or by (value, groups) for packed signs
+        self.slots: dict[Any, tuple[Any, int]] = {}
+        self.last_use: dict[Any, int] = {}
+        self.ops: list[Op] = []
+        self.names: list[str] = []
+        self.keep: list[NDArray[Any]] = []
+        self.scratch = 64
+
+    def compile(self) -> Program:
+        self._find_uses()
+        start = self._view(0, pixel=self._input_pixel())
+        self._emit("input", Kind.LOAD, out=start)
+        for number, step in enumerate(self.steps):
+            self._lower(step)
+            for key in [key for key, use in self.last_use.items() if use == number and key in self.slots]:
+                place, offset = self.slots.pop(key)
+                self.memory.free[place].append(offset)
+        self._emit("output", Kind.STORE, in_=self.views[len(self.graph.nodes)])
+        ops = (Op * len(self.ops))(*self.ops)
+        weights = sum(array.nbytes for array in self.keep)
+        return Program(ops, self.names, round_up(self.memory.size, 64), round_up(self.scratch, 64), weights, self.keep)
+
+    def _find_uses(self) -> None:
+        """The last step that reads each buffer; the packed signs of a value are a buffer of their own."""
+        for number, step in enumerate(self.steps):
+            for source in [*step.inputs, *([] if step.other is None else [step.other])]:
+                self.last_use[source] = number
+            if _takes_signs(step.node):
+                self.last_use[step.inputs[0], _groups(step.node)] = number
+        self.last_use.pop(len(self.graph.nodes), None)
+
+    def _input_pixel(self) -> int | None:
+        """Convolutions read single channels, so an input that only they read needs no padding to whole vectors."""
+        readers = [step for step in self.steps if 0 in step.inputs or step.other == 0]
+        plain = all(step.node.op == "conv" and not step.node["sign_input"] and step.other != 0 for step in readers)
+        return 4 * self.shapes[0][0] if plain and len(self.shapes[0]) == 3 else None
+
+    def _margin(self, value: int, *, signs: bool) -> tuple[int, int]:
+        pads = [
+            step.node["padding"]
+            for step in self.steps
+            if step.node.op == "conv" and step.inputs[0] == value and step.node["sign_input"] == signs
+        ]
+        return (max((pad[0] for pad in pads), default=0), max((pad[1] for pad in pads), default=0))
+
+    def _view(self, value: int, *, pixel: int | None = None, fresh: bool = False) -> View:
+        shape = self.shapes[value]
+        size = pixel or 4 * round_up(shape[0], BLOCK)
+        view, place, offset = self.memory.take(shape, size, self._margin(value, signs=False), fresh)
+        self.views[value] = view
+        if not fresh:
+            self.slots[value] = (place, offset)
+        return view
+
+    def _sign_view(self, value: int, groups: int) -> View:
+        key = (value, groups)
+        shape = self.shapes[value]
+        elements = groups * -(-(shape[0] // groups) // SIGNS[self.layout])
+        pixel = elements * ELEMENT_BYTES[self.layout]
+        view, place, offset = self.memory.take(shape, pixel, self._margin(value, signs=True), False)
+        self.views[key] = view
+        self.slots[key] = (place, offset)
+        return view
+
+    def _emit(self, name: str, kind: Kind, **fields: Any) -> Op:
+        op = Op(kind=kind, kernel=(1, 1), stride=(1, 1), dilation=(1, 1), groups=1, low=-math.inf, high=math.inf)
+        for key, value in fields.items():
+            setattr(op, key, value)
+        self.ops.append(op)
+        self.names.append(name)
+        return op
+
+    def _pointer(self, array: NDArray[Any] | None) -> int | None:
+        if array is None:
+            return None
+        self.keep.append(array)
+        return array.ctypes.data
+
+    def _lower(self, step: Step) -> None:
+        node = step.node
+        common: dict[str, Any] = {"low": step.low, "high": step.high}
+        if step.other is not None:
+            common |= {"has_other": 1, "other": self.views[step.other]}
+        if node.op in _WEIGHTED:
+            self._lower_weights(step, common)
+            return
+        source = self.views[step.inputs[0]]
+        if node.op == "flatten" and source.height == source.width == 1:
+            # One pixel is a vector already: the same memory under another name.
+            self._alias(step)
+            return
+        if node.op in ("concat", "pad", "subsample"):
+            self._lower_copies(step)
+            return
+        out = self._view(step.value)
+        if node.op == "add":
+            common |= {"has_other": 1, "other": self.views[step.inputs[1]]}
+        for attribute in ("kernel", "stride", "padding", "dilation"):
+            if attribute in node.attributes:
+                common[attribute] = node[attribute]
+        if node.op == "relu":
+            common |= {"low": 0.0}
+        if node.op == "clip":
+            common |= {"low": node["low"], "high": node["high"]}
+        channels = self.shapes[step.value][0]
+        for role, name in (("scale", "scale"), ("slope", "scale"), ("bias", "bias")):
+            if role in node.tensors:
+                common[name] = self._pointer(channel_vector(node.tensors[role], channels))
+        common["count_pad"] = int(node.attributes.get("count_include_pad", False))
+        self._emit(node.name, _KINDS[node.op], in_=source, out=out, **common)
+
+    def _alias(self, step: Step) -> None:
+        source = step.inputs[0]
+        self.views[step.value] = self.views[source]
+        slot = self.slots.pop(source, None)
+        if slot is not None:
+            if self.last_use.get(source, 0) > self.steps.index(step):  # read again later: the longer life decides
+                self.last_use[step.value] = max(self.last_use[source], self.last_use.get(step.value, 0))
+            self.slots[step.value] = slot
+            if step.value == len(self.graph.nodes):
+                self.last_use.pop(step.value, None)
+
+    def _lower_copies(self, step: Step) -> None:
+        node = step.node
+        # Zero padding relies on memory that nobody wrote before.
+        out = self._view(step.value, fresh=node.op == "pad")
+        channel = 0
+        for source in step.inputs:
+            shift = {"stride": node["stride"]} if node.op == "subsample" else {}
+            if node.op == "pad":
+                channel, *pixels = node["before"]
+                shift = {"pixel_shift": tuple(pixels)}
+            view = self.views[source]
+            self._emit(node.name, Kind.COPY, in_=view, out=out, channel_shift=channel, **shift)
+            channel += view.channels
+
+    def _lower_weights(self, step: Step, common: dict[str, Any]) -> None:
+        node, source = step.node, step.inputs[0]
+        inputs = self.shapes[source][0]
+        groups = _groups(node)
+        kernel = node["kernel"] if node.op == "conv" else (1, 1)
+        taps = kernel[0] * kernel[1]
+        if node.op == "conv":
+            common |= {key: node[key] for key in ("kernel", "stride", "padding", "dilation", "groups")}
+        common["scale"] = self._pointer(channel_vector(node.tensors.get("scale"), node["outputs"]))
+        common["bias"] = self._pointer(channel_vector(node.tensors.get("bias"), node["outputs"]))
+        self.scratch = max(self.scratch, taps * 24 + 64)  # runs, and taps outside the image
+        if not node.binary:
+            weights: NDArray[Any] = float_weights(node.tensors["weight"], groups)
+            kind, view = Kind.CONV_FLOAT, self.views[source]
+        elif not node["sign_input"]:
+            weights = sign_weights(node_bits(node, inputs), groups)
+            kind, view = Kind.CONV_SIGNS, self.views[source]
+            depth = taps * inputs // groups
+            self.scratch = max(self.scratch, round_up(taps * 16, 64) + depth * BLOCK * 4)
+        else:
+            bits = node_bits(node, inputs)
+            weights = bit_weights(bits, taps, groups, self.layout)
+            kind, view = Kind.CONV_BITS, self._signs(source, groups, node.name)
+            common["tap_sums"] = self._pointer(tap_sums(bits, taps))
+            if step.packed:
+                limits, flips = thresholds(node, bits.shape[1])
+                common |= {"packed_out": 1, "threshold": self._pointer(limits), "flip": self._pointer(flips)}
+        common["weight"] = self._pointer(weights)
+        out = self._sign_view(step.value, 1) if step.packed else self._view(step.value)
+        self._emit(node.name, kind, in_=view, out=out, **common)
+
+    def _signs(self, source: int, groups: int, name: str) -> View:
+        """The packed signs of a value: written by its own layer, by an earlier reader, or here."""
+        key = (source, groups)
+        if key not in self.views:
+            view = self._sign_view(source, groups)
+            self._emit(f"{name}.pack", Kind.PACK_SIGNS, in_=self.views[source], out=view, groups=groups)
+        return self.views[key]
+
+
+_KINDS = {
+    "affine": Kind.AFFINE,
+    "relu": Kind.AFFINE,
+    "clip": Kind.AFFINE,
+    "prelu": Kind.PRELU,
+    "sign": Kind.SIGN,
+    "max_pool": Kind.MAX_POOL,
+    "avg_pool": Kind.AVERAGE_POOL,
+    "mean": Kind.MEAN,
+    "flatten": Kind.FLATTEN,
+    "add": Kind.ADD,
+}
