@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: install test test-all lint clean
+.PHONY: install demo test test-all lint clean
 
 install: .venv/.installed
 
@@ -11,6 +11,9 @@ install: .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+demo: install
+	$(BIN)/fastslow demo
 
 lint: install
 	$(BIN)/ruff format --check src tests benchmarks
