@@ -1,0 +1,87 @@
+"""The selective scan: chunked against sequential, forward and backward, in one run on one machine.
+
+python benchmarks/scan.py [--device cuda] [--threads 2] [--full]
+
+The sequential twin keeps a (length x channels x state) tensor, so it runs on the small shapes only; `--full` adds the
+two shapes of a ResNet-20, its largest layer as one sequence and all its weights as rows, for the chunked scan.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fastslow.hypernets import MambaSlowNet, selective_scan, selective_scan_reference
+
+# rows, tokens, channels, states, outputs
+SMALL = {"one long sequence": (1, 4096, 100, 16, 683), "many short rows": (4096, 7, 16, 4, 1)}
+FULL = {"largest layer of ResNet-20": (1, 221_185, 100, 16, 36_864), "weights of ResNet-20": (268_336, 7, 16, 4, 1)}
+
+
+def inputs(rows: int, length: int, channels: int, state: int, device: str) -> list[Tensor]:
+    def rows_innermost(features: int) -> Tensor:
+        return torch.randn(length, features, rows, device=device).permute(2, 0, 1)
+
+    x, B, C = rows_innermost(channels), rows_innermost(state), rows_innermost(state)
+    dt = rows_innermost(channels).sigmoid() * 0.1
+    A = -torch.arange(1.0, state + 1, device=device).repeat(channels, 1)
+    return [v.requires_grad_() for v in (x, dt, A, B, C, torch.ones(channels, device=device))]
+
+
+def seconds(run: Callable[[], object], device: str, repeats: int = 3) -> float:
+    """The best of `repeats` after one warm-up: the run that other programs disturbed least."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def forward_and_backward(scan: Callable[[], Tensor], variables: list[Tensor]) -> None:
+    torch.autograd.grad(scan().sum(), variables)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--full", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads; ms per 1000 tokens, forward + backward")
+    for name, (rows, length, channels, state, outputs) in (SMALL | (FULL if args.full else {})).items():
+        variables = inputs(rows, length, channels, state, args.device)
+        scale = 1e6 / (rows * length)
+
+        def chunked(v: list[Tensor] = variables, n: int = outputs) -> None:
+            forward_and_backward(lambda: selective_scan(*v, outputs=n), v)
+
+        def sequential(v: list[Tensor] = variables, n: int = outputs) -> None:
+            forward_and_backward(lambda: selective_scan_reference(*v)[:, -n:], v)
+
+        quick = seconds(chunked, args.device)
+        line = f"{name:>28}: chunked {quick * scale:8.3f} ({quick:.3f} s)"
+        if name in SMALL:
+            slow = seconds(sequential, args.device)
+            line += f", sequential {slow * scale:8.3f}, ratio {slow / quick:.1f}"
+        print(line, flush=True)
+    if args.full:
+        rows, length, channels, state, outputs = FULL["weights of ResNet-20"]
+        net = MambaSlowNet(20, d_state=state, expand=channels).to(args.device)
+        tokens = torch.randn(rows, length - 1, 1, device=args.device)
+        layer = torch.randint(20, (rows,), device=args.device)
+        cotangent = torch.ones(rows, outputs, 1, device=args.device)
+        with torch.no_grad():
+            generate = seconds(lambda: net(tokens, layer, outputs), args.device)
+        pull = seconds(lambda: net.pullback(tokens, layer, cotangent), args.device)
+        print(f"{'per-weight slow-net':>28}: generate {generate:.3f} s, pullback {pull:.3f} s")
+
+
+if __name__ == "__main__":
+    main()
