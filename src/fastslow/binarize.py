@@ -59,9 +59,26 @@ def layer_scale(w: Tensor) -> Tensor:
     return w.abs().mean() if w.numel() else w.new_ones(())
 
 
+def filter_dims(w: Tensor) -> tuple[int, ...]:
+    """The dimensions of one output filter."""
+    return tuple(range(1, w.dim()))
+
+
 def filter_scale(w: Tensor) -> Tensor:
     """mean |W| over each output filter, shaped to broadcast against ``w``."""
-    return w.abs().mean(dim=tuple(range(1, w.dim())), keepdim=True) if w.numel() else torch.ones_like(w)
+    return w.abs().mean(filter_dims(w), keepdim=True) if w.numel() else torch.ones_like(w)
+
+
+def centre(w: Tensor) -> Tensor:
+    """``W - mean(W)``, filter by filter."""
+    return w - w.mean(filter_dims(w), keepdim=True)
+
+
+def standardise(w: Tensor) -> Tensor:
+    """``(W - mean(W)) / std(W)``, filter by filter (unbiased std); a filter of equal weights becomes zeros."""
+    centred = centre(w)
+    std = w.std(filter_dims(w), keepdim=True)
+    return centred / torch.where(std > 0, std, torch.ones_like(std))
 
 
 def straight_through(value: Tensor, w: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -117,6 +134,22 @@ class DoReFa(Binarizer):
 
 
 @dataclass(frozen=True)
+class OriginalDoReFa(DoReFa):
+    """DoReFa-Net as published: one bit is ``mean|W| sign(W)`` with an identity gradient, more are Eq. 1 and 2."""
+
+    name: ClassVar[str] = "dorefa-original"
+
+    def hat(self, w: Tensor) -> Tensor:
+        return w if self.bits == 1 else super().hat(w)
+
+    def values(self, w: Tensor) -> Tensor:
+        return layer_scale(w) * sign(w) if self.bits == 1 else super().values(w)
+
+    def calibration(self, w: Tensor) -> Tensor:
+        return torch.ones_like(w) if self.bits == 1 else super().calibration(w)
+
+
+@dataclass(frozen=True)
 class Sign(Binarizer):
     """Plain sign of the latent weight; the gradient passes where |W| <= 1 (clipped straight-through)."""
 
@@ -125,8 +158,12 @@ class Sign(Binarizer):
     def hat(self, w: Tensor) -> Tensor:
         return w
 
+    def scale(self, w: Tensor) -> Tensor:
+        """What multiplies the sign: shaped to broadcast against ``w``, differentiable."""
+        return w.new_ones(())
+
     def values(self, w: Tensor) -> Tensor:
-        return sign(w)
+        return self.scale(w) * sign(w)
 
     def calibration(self, w: Tensor) -> Tensor:
         return (w.abs() <= 1).to(w.dtype)
@@ -138,8 +175,8 @@ class LayerScaledSign(Sign):
 
     name: ClassVar[str] = "scaled-sign"
 
-    def values(self, w: Tensor) -> Tensor:
-        return layer_scale(w) * sign(w)
+    def scale(self, w: Tensor) -> Tensor:
+        return layer_scale(w)
 
 
 @dataclass(frozen=True)
@@ -148,12 +185,19 @@ class FilterScaledSign(Sign):
 
     name: ClassVar[str] = "scaled-sign-filter"
 
-    def values(self, w: Tensor) -> Tensor:
-        return filter_scale(w) * sign(w)
+    def scale(self, w: Tensor) -> Tensor:
+        return filter_scale(w)
+
+
+@dataclass(frozen=True)
+class Own(Binarizer):
+    """The weights are the method's own formula, which no other method can train: IR-Net's, RBNN's, AdaBin's."""
+
+    name: ClassVar[str] = "own"
 
 
 BINARIZERS: Registry[type[Binarizer]] = Registry("binarizer")
-for _cls in (DoReFa, Sign, LayerScaledSign, FilterScaledSign):
+for _cls in (DoReFa, OriginalDoReFa, Sign, LayerScaledSign, FilterScaledSign, Own):
     BINARIZERS.add(_cls.name, _cls)
 
 

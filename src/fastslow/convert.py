@@ -109,6 +109,7 @@ def binarize_(
     *,
     binarizer: str | Binarizer | None = None,
     bits: int = 1,
+    activations: str | None = "auto",
     skip: Choice = (),
     only: Choice | None = None,
     **fields: object,
@@ -120,6 +121,8 @@ def binarize_(
         method: how gradients pass the binarizer: a name from :func:`fastslow.list_methods`, or a method object.
         binarizer: ``"dorefa"``, ``"sign"``, ``"scaled-sign"``, ``"scaled-sign-filter"``; None takes the method's own.
         bits: bits of a weight (more than one with ``"dorefa"`` only).
+        activations: ``"sign"`` makes the inputs of the converted layers 1-bit with the method's own backward; None
+            leaves them real; ``"auto"`` is the method's own: 1-bit for ``bnn`` and ``xnor``, real for the others.
         skip, only: fnmatch patterns on the full dotted name (``"conv1"`` doesn't match ``"layer1.0.conv1"``), or a
             predicate ``(name, module) -> bool``. Layers that ``skip`` chooses, or that ``only`` doesn't, stay float.
         **fields: the method's hyper-parameters, for example ``beta=0.3, length=6``.
@@ -129,6 +132,8 @@ def binarize_(
     """
     method = get_method(method, **fields)
     chosen_binarizer = get_binarizer(method.default_binarizer if binarizer is None else binarizer, bits)
+    method.check_binarizer(chosen_binarizer)
+    chosen_activations = method.check_activations(activations)
     layers = _named_layers(model)
     skips = _chooser(skip, "skip", layers)
     wanted = _chooser(only, "only", layers) if only is not None else (lambda name, module: True)
@@ -153,18 +158,18 @@ def binarize_(
         )
     method.check_layers(convert)
     for layer in convert.values():
-        make_binary(layer, method, chosen_binarizer)
+        make_binary(layer, method, chosen_binarizer, chosen_activations)
     _disable_fused_inference(model)
     conversion = Conversion(tuple(convert), left)
     log.info("%s: %s", method.name, conversion)
     return conversion
 
 
-def make_binary(layer: nn.Module, method: Method, binarizer: Binarizer) -> None:
+def make_binary(layer: nn.Module, method: Method, binarizer: Binarizer, activations: str | None = None) -> None:
     """Change the class of one Conv1d, Conv2d or Linear in place."""
     layer.__class__ = BINARY_OF[type(layer)]
     assert isinstance(layer, BinaryLayer)
-    layer.start_binary(method, binarizer)
+    layer.start_binary(method, binarizer, activations)
 
 
 def _disable_fused_inference(model: nn.Module) -> None:
@@ -178,7 +183,7 @@ def freeze(model: nn.Module) -> nn.Module:
     """A plain copy of the model whose layers hold exact binary values (+-1, or +-scale) and no longer train.
 
     The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers, depends on nothing of this library, and computes what
-    the binary model computes in evaluation mode.
+    the binary model computes in evaluation mode. (1-bit inputs become a forward hook that takes their sign.)
     """
     frozen = copy.deepcopy(unwrap(model))
     layers = binary_layers(frozen)

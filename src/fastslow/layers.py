@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # What training writes into a layer. Plain attributes, not buffers: keys must not change, and DistributedDataParallel
 # would broadcast buffers. A copy or a pickle of the layer starts without them.
-_RUN_TIME = ("_shift", "_bias_shift", "_progress", "_owner", "_trained")
+_RUN_TIME = ("_shift", "_bias_shift", "_owner", "_trained")
 
 
 class BinaryLayer(nn.Module):
@@ -30,7 +30,8 @@ class BinaryLayer(nn.Module):
     bias: nn.Parameter | None
     method: Method
     binarizer: Binarizer
-    input_bits: int = 32
+    activations: str | None  # how the method quantizes the layer's input; None leaves it real
+    input_bits: int = 32  # 1: the layer computes with sign(input), +1 where x > 0, else -1
 
     # Look-ahead W - W~ (None: none yet), likewise for the bias; share of the training done; which wrapper drives the
     # layer; whether the last differentiable forward ran in training mode.
@@ -39,34 +40,85 @@ class BinaryLayer(nn.Module):
     _progress: Tensor
     _owner: object | None
     _trained: bool
+    _own: tuple[str, ...]  # names of the method's own parameters and buffers
 
-    def start_binary(self, method: Method, binarizer: Binarizer) -> None:
-        """Finish a change of class: attach the method and the binarizer."""
+    def start_binary(self, method: Method, binarizer: Binarizer, activations: str | None = None) -> None:
+        """Finish a change of class: attach the method, the binarizer and the method's own parameters."""
         self.method = method
         self.binarizer = binarizer
+        self.activations = activations
+        self.input_bits = method.input_bits(activations)
+        self._progress = torch.zeros((), device=self.weight.device)
         self._reset_run_time()
-        method.setup(self)
+        own = self._fresh_state(self.weight.detach())
+        self._own = tuple(own)
+        for name, value in own.items():
+            if isinstance(value, nn.Parameter):
+                value.requires_grad_(self.weight.requires_grad)
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value)
 
     def stop_binary(self) -> None:
         """Become the plain torch layer again, holding the binary values as a weight that no longer trains."""
+        if self.deploy_note is not None:
+            raise ValueError(f"a plain layer can't hold what {self.method.name} computes: {self.deploy_note}")
         values = self.binary_weight
-        self.method.teardown(self)
-        for name in ("method", "binarizer", "input_bits", *_RUN_TIME):
+        if self.input_bits == 1:
+            self.register_forward_pre_hook(_sign_of_input)
+        for name in self._own:
+            delattr(self, name)
+        for name in ("method", "binarizer", "activations", "input_bits", "_progress", "_own", *_RUN_TIME):
             self.__dict__.pop(name, None)
         self.__class__ = PLAIN_OF[type(self)]  # pyright: ignore[reportAttributeAccessIssue]
         self.weight = nn.Parameter(values, requires_grad=False)
 
+    def own(self, name: str) -> Tensor:
+        """A parameter or buffer of the method's own, by its short name."""
+        return getattr(self, self._full_name(name))
+
+    def _full_name(self, name: str) -> str:
+        return f"{self.method.name.replace('-', '_')}_{name}"
+
+    def _fresh_state(self, w: Tensor) -> dict[str, Tensor]:
+        """The method's own parameters and buffers for this latent weight, under their full names."""
+        return {self._full_name(name): value for name, value in self.method.own_state(self, w).items()}
+
     def _reset_run_time(self) -> None:
         self._shift = torch.zeros_like(self.weight, requires_grad=False) if self.method.looks_ahead else None
         self._bias_shift = None
-        self._progress = torch.zeros((), device=self.weight.device)
         self._owner = None
         self._trained = False
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Float weights load strictly: what they lack of the method's own is made anew from the loaded weight."""
+        absent = [name for name in self._own if prefix + name not in state_dict]
+        loaded = state_dict.get(prefix + "weight")
+        if absent and loaded is not None and loaded.shape == self.weight.shape:
+            fresh = self._fresh_state(loaded.detach().to(self.weight))
+            state_dict.update({prefix + name: fresh[name].detach() for name in absent})
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     @property
     def bits(self) -> int:
         """Bits of a weight."""
         return self.binarizer.bits
+
+    @property
+    def deploy_note(self) -> str | None:
+        """What evaluation does beyond ``product(sign(input) or input, binary_weight)``; None: nothing."""
+        return self.method.deploy_note(self)
 
     @property
     def binary_weight(self) -> Tensor:
@@ -84,14 +136,26 @@ class BinaryLayer(nn.Module):
         bias = self.bias
         if self.training and bias is not None and self._bias_shift is not None:
             bias = bias - self._bias_shift
-        return self.method.forward_weight(self), bias
+        weight = self.method.forward_weight(self)
+        needs_owner = self.method.needs_wrapper or self.method.scheduled
+        if needs_owner and not torch.compiler.is_compiling() and self._owner is None and weight.requires_grad:
+            weight.register_hook(_refuse_undriven)
+        return weight, bias
+
+    def product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's own convolution or multiplication, with any weight."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.method.forward(self, input)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        for name in ("_shift", "_bias_shift", "_progress"):
+        for name in ("_shift", "_bias_shift"):
             tensor = self.__dict__[name]
             if tensor is not None:
                 self.__dict__[name] = fn(tensor)
+        self._progress = self._progress.to(self.weight.device)  # never in half precision: schedules read it
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,28 +166,41 @@ class BinaryLayer(nn.Module):
         self._reset_run_time()
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, bits={self.bits}, method={self.method.name}, binarizer={self.binarizer.name}"
+        inputs = "" if self.activations is None else f", input_bits={self.input_bits}"
+        names = f"method={self.method.name}, binarizer={self.binarizer.name}"
+        return f"{super().extra_repr()}, bits={self.bits}{inputs}, {names}"
+
+
+def _refuse_undriven(gradient: Tensor) -> None:
+    raise RuntimeError(
+        "a binary layer is trained without its optimizer wrapper, and would silently get another gradient or schedule "
+        "than its method's; write optimizer = fs.optimizer(model, optimizer) once, after fs.binarize_"
+    )
+
+
+def _sign_of_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (sign(args[0]), *args[1:])
 
 
 class BinaryConv1d(BinaryLayer, nn.Conv1d):  # pyright: ignore[reportIncompatibleVariableOverride]
     """``nn.Conv1d`` that convolves with the binary weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, *self.forward_parameters())
+    def product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(input, weight, bias)
 
 
 class BinaryConv2d(BinaryLayer, nn.Conv2d):  # pyright: ignore[reportIncompatibleVariableOverride]
     """``nn.Conv2d`` that convolves with the binary weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, *self.forward_parameters())
+    def product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(input, weight, bias)
 
 
 class BinaryLinear(BinaryLayer, nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
     """``nn.Linear`` that multiplies by the binary weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, *self.forward_parameters())
+    def product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
 
 
 BINARY_OF: dict[type[nn.Module], type[BinaryLayer]] = {

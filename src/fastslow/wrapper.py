@@ -23,10 +23,17 @@ class BinaryOptimizer(torch.optim.Optimizer):
     gradient scaler and logger sees an ordinary optimizer. Build it with :func:`optimizer`.
     """
 
-    def __init__(self, model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        base: torch.optim.Optimizer,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+    ) -> None:
         # torch.optim.Optimizer.__init__ would build groups of its own; ours are views of the base's.
         self.base = base
         self.total_steps = total_steps
+        self.epochs = epochs
         self.steps = 0
         self._layers = binary_layers(model)
         self._check()
@@ -57,9 +64,13 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 self._stepping = False
         for driver in self.drivers:
             driver.after_step(may_step)
+        epoch = self._epoch()
         self.steps += 1
         if self.total_steps is not None:
             self._show_progress()
+        if epoch < self._epoch() < (self.epochs or 0):
+            for driver in self.drivers:
+                driver.start_epoch(self._epoch())
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -113,7 +124,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
             self._show_progress()
 
     def __getstate__(self) -> dict[str, Any]:
-        keep = ("base", "total_steps", "steps", "_layers", "drivers")
+        keep = ("base", "total_steps", "epochs", "steps", "_layers", "drivers")
         # A copy of a layer has no look-ahead: it travels with us.
         shifts = {name: (layer._shift, layer._bias_shift, layer._trained) for name, layer in self._layers.items()}
         return {**{key: self.__dict__[key] for key in keep}, "shifts": shifts}
@@ -171,6 +182,25 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 f"the optimizer doesn't hold the weight of {', '.join(missing)}; build it from model.parameters(), "
                 "or set requires_grad_(False) on layers that shall not train"
             )
+        own = [
+            f"{name}.{key}"
+            for name, layer in self._trained_layers()
+            for key in layer._own
+            if isinstance(parameter := getattr(layer, key), nn.Parameter) and id(parameter) not in known
+        ]
+        if own:
+            raise ValueError(
+                f"the optimizer doesn't hold {own[0]}, a parameter of the method: build it after fs.binarize_, from "
+                "model.parameters()"
+            )
+        if self.epochs is not None and not (self.total_steps and 1 <= self.epochs <= self.total_steps):
+            raise ValueError(f"epochs={self.epochs}: give a whole number from 1 to total_steps={self.total_steps}")
+        by_epoch = sorted({layer.method.name for layer in self._layers.values() if layer.method.needs_epochs})
+        if by_epoch and self.epochs is None:
+            raise ValueError(
+                f"{', '.join(by_epoch)} does work once an epoch; write fs.optimizer(model, base, total_steps=..., "
+                "epochs=...)"
+            )
         if self.total_steps is None:
             scheduled = sorted({layer.method.name for layer in self._layers.values() if layer.method.scheduled})
             if scheduled:
@@ -200,14 +230,23 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 "fs.optimizer returned"
             )
 
+    def _epoch(self) -> int:
+        """Epochs done, as far as their number is known."""
+        return 0 if self.epochs is None or self.total_steps is None else self.steps * self.epochs // self.total_steps
+
     def _show_progress(self) -> None:
+        """The share of the training done, at the last full epoch where that is how the schedule was published."""
         assert self.total_steps is not None
         share = min(self.steps / self.total_steps, 1.0)
+        by_epoch = share if self.epochs is None else min(self._epoch() / self.epochs, 1.0)
         for layer in self._layers.values():
-            layer._progress.fill_(share)
+            if layer.method.scheduled:
+                layer._progress.fill_(by_epoch if layer.method.per_epoch else share)
 
 
-def optimizer(model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None) -> BinaryOptimizer:
+def optimizer(
+    model: nn.Module, base: torch.optim.Optimizer, total_steps: int | None = None, epochs: int | None = None
+) -> BinaryOptimizer:
     """Wrap a torch optimizer so that it trains the model's binary layers by their methods.
 
     Use the result wherever the optimizer was used: ``zero_grad``, ``step``, schedulers, ``GradScaler``, ``state_dict``.
@@ -216,5 +255,7 @@ def optimizer(model: nn.Module, base: torch.optim.Optimizer, total_steps: int | 
         model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
         base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, rates and weight decay hold.
         total_steps: optimizer steps of the whole training; needed by methods with a schedule.
+        epochs: epochs of the whole training. Schedules that were published per epoch then stand still within an epoch,
+            and work that is done once an epoch (RBNN's rotations) is done here, between two steps.
     """
-    return BinaryOptimizer(model, base, total_steps)
+    return BinaryOptimizer(model, base, total_steps, epochs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..binarize import straight_through
+from ..binarize import Binarizer, DoReFa, Own, Sign, sign, straight_through
 
 if TYPE_CHECKING:
     from ..layers import BinaryLayer
@@ -26,18 +26,66 @@ class Method:
 
     name: ClassVar[str] = ""
     default_binarizer: ClassVar[str] = "dorefa"
+    binarizers: ClassVar[type[Binarizer]] = Binarizer  # the kind of binarizer that the method can train
+    activations: ClassVar[tuple[str, ...]] = ("sign",)  # ways to quantize a layer's input, besides None
+    default_activations: ClassVar[str | None] = None
     looks_ahead: ClassVar[bool] = False  # the forward pass uses W~ = W - shift, and W.grad receives dL/dWb unchanged
     needs_wrapper: ClassVar[bool] = False  # training without fs.optimizer would be wrong
     scheduled: ClassVar[bool] = False  # something follows the share of the training done: total_steps is needed
+    per_epoch: ClassVar[bool] = False  # the published schedule stands still within an epoch
+    needs_epochs: ClassVar[bool] = False  # some work is done once an epoch, so the number of epochs is needed
 
-    def setup(self, layer: BinaryLayer) -> None:
-        """Called once when a layer becomes binary: register parameters of the method's own here."""
+    # -- what a layer keeps ---------------------------------------------------------------------------------------
 
-    def teardown(self, layer: BinaryLayer) -> None:
-        """Called on a copy that becomes plain: remove what setup added."""
+    def own_state(self, layer: BinaryLayer, w: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers of the method's own for a layer with latent weight ``w``, by their short names.
+
+        The layer registers them as ``<method>_<name>`` when it becomes binary, and makes them anew when a plain float
+        ``state_dict`` is loaded.
+        """
+        return {}
 
     def check_layers(self, layers: Mapping[str, nn.Module]) -> None:
         """Refuse, with a sentence, layers that the method can't train."""
+
+    def check_binarizer(self, binarizer: Binarizer) -> None:
+        """Refuse a binarizer that the method can't train."""
+        own = issubclass(self.binarizers, Own)
+        if not isinstance(binarizer, self.binarizers) or (isinstance(binarizer, Own) and not own):
+            fix = "leave binarizer and bits out" if own else f"for example binarizer={self.default_binarizer!r}"
+            raise ValueError(f"{self.name} can't train the binarizer {binarizer.name!r}; {fix}")
+
+    def check_activations(self, activations: str | None) -> str | None:
+        """The activations to use: ``"auto"`` is the method's own choice. Refuses what the method doesn't define."""
+        if activations == "auto":
+            return self.default_activations
+        if activations is not None and activations not in self.activations:
+            known = " or ".join(map(repr, self.activations))
+            fix = f"choose {known} or None" if known else "its inputs stay real: leave activations out"
+            raise ValueError(f"{self.name} defines no activations={activations!r}; {fix}")
+        return activations
+
+    # -- the forward pass -----------------------------------------------------------------------------------------
+
+    def forward(self, layer: BinaryLayer, x: Tensor) -> Tensor:
+        """A layer's forward pass: its input as the method wants it, times the binary weight."""
+        weight, bias = layer.forward_parameters()
+        return layer.product(self.forward_input(layer, x), weight, bias)
+
+    def forward_input(self, layer: BinaryLayer, x: Tensor) -> Tensor:
+        """The input that the product sees, differentiable."""
+        return x if layer.activations is None else self.binary_input(layer, x)
+
+    def binary_input(self, layer: BinaryLayer, x: Tensor) -> Tensor:
+        """``sign(x)`` with the method's own backward."""
+        value = sign(x.detach())
+        if not torch.is_grad_enabled():
+            return value
+        return straight_through(value, x, self.input_derivative(x.detach(), layer._progress))
+
+    def input_derivative(self, x: Tensor, progress: Tensor) -> Tensor:
+        """What stands for d sign(x) / dx at a 1-bit input: 1 where |x| <= 1, else 0."""
+        return (x.abs() <= 1).to(x.dtype)
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
         """The binary weight of a forward pass, differentiable in the latent weight."""
@@ -47,9 +95,32 @@ class Method:
             return value
         return straight_through(value, w, layer.binarizer.calibration(w.detach()))
 
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
     def evaluation_weight(self, layer: BinaryLayer) -> Tensor:
         """The binary weight of the committed latent weight, Q(A(W))."""
         return layer.binarizer.values(layer.weight.detach())
+
+    def input_bits(self, activations: str | None) -> int:
+        """Bits of an input of the product; 1 promises ``sign(x)`` and nothing else, or a ``deploy_note``."""
+        return 32 if activations is None else 1
+
+    def deploy_note(self, layer: BinaryLayer) -> str | None:
+        """What evaluation does to the input or the output besides sign and product; None: nothing."""
+        return None
+
+    # -- what the indicators look at ------------------------------------------------------------------------------
+
+    def latent(self, layer: BinaryLayer, w: Tensor) -> Tensor:
+        """``z``, of which the binary weight is the sign (times a scale)."""
+        hat = layer.binarizer.hat(w)
+        return 2 * hat - 1 if isinstance(layer.binarizer, DoReFa) and hat is not w else hat
+
+    def estimator(self, layer: BinaryLayer, z: Tensor) -> Tensor:
+        """The function ``f(z)`` whose derivative the backward pass uses in place of the sign's."""
+        return z.clamp(-1, 1) if isinstance(layer.binarizer, Sign) else z
+
+    # -- training -------------------------------------------------------------------------------------------------
 
     def driver(self, slots: list[Slot]) -> Driver:
         """What the method owns while these layers train."""
@@ -80,6 +151,9 @@ class Driver:
 
     def after_step(self, stepped: bool) -> None:
         """Called when the base optimizer has stepped, or (``stepped`` False) has been held back."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called between two epochs, before the first forward pass of ``epoch`` (1, 2, ...), where epochs are known."""
 
     def metrics(self) -> dict[str, float]:
         """What the last step looked like."""
