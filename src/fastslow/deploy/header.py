@@ -18,6 +18,7 @@ from .graph import ATTRIBUTES, OPERATIONS, ROLES, Graph, GraphError, Node, weigh
 VERSION = 1
 MAX_INTEGER = 2**24  # of any size in the header
 MAX_NODES = 10_000
+MAX_NUMBER = float(np.finfo(np.float32).max)  # beyond it a number is infinite where it is used
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,7 @@ def _numbers(entry: Mapping[str, Any], key: str, where: str) -> list[float]:
 
 
 def _finite(value: object, key: str, where: str) -> float:
-    # Beyond float32 a number would be infinite where it is used.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= np.finfo(np.float32).max:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_NUMBER:
         raise FormatError(f"{where}: {key} must be a finite number, is {_show(value)}")
     return float(value)
 

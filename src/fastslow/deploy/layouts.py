@@ -89,7 +89,8 @@ def thresholds(node: Node, depth: int) -> tuple[NDArray[np.int32], NDArray[np.ui
     low, high = np.full(channels, -depth - 1, np.int64), np.full(channels, depth, np.int64)
     while (low < high).any():  # the largest dot whose bit is `flip`, or -depth - 1 if all have the other
         middle = (low + high + 1) // 2
-        positive = middle.astype(np.float32) * scale + bias > 0
+        with np.errstate(over="ignore"):  # an infinite product has the right sign
+            positive = middle.astype(np.float32) * scale + bias > 0
         low, high = np.where(positive == flip, middle, low), np.where(positive == flip, high, middle - 1)
     size = round_up(channels, BLOCK) + BLOCK
     limits, flips = np.zeros(size, np.int32), np.zeros(size, np.uint8)
