@@ -1,0 +1,104 @@
+"""The commands of the evidence: ``fastslow reproduce``, ``fastslow report``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make them known to the command line."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Recipes, or all; none lists them.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds 0 to N-1 of every setting, not the recipe's number.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Runs whose name has these parts: resnet20/adam, fsg, 'resnet*/sgd', seed0."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int, typer.Option(help="Runs side by side, each a process.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Save and stop after so many; the same command goes on.")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: the i-th part of n, for several machines.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Other many epochs; shown apart from the recipe's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16, not the recipe's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results, one JSON a run.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs: checkpoints, logs, weights.")] = Path(
+        "runs/reproduce"
+    ),
+    weights_dir: Annotated[
+        Path | None, typer.Option(help="Folder of float weights such as resnet44_cifar10.safetensors.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Show what would run, and run nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a table or a figure of the paper: a grid that goes on where it stopped."""
+    from .recipes import RECIPES
+
+    if not names:
+        for recipe in RECIPES.values():
+            count = sum(setting.seeds for setting in recipe.settings())
+            print(f"{recipe.name:<16} {count:>4} runs  {recipe.title}: {recipe.summary}")
+        return
+    from .reproduce import Grid, plan
+    from .reproduce.watch import Watch, dry_run_lines, summary_lines
+
+    if weights_dir is not None:
+        if not weights_dir.is_dir():
+            raise ValueError(f"--weights-dir {weights_dir}: there is no such folder")
+        _search_first(weights_dir.resolve())
+    changes = {} if precision is None else {"precision": precision}
+    chosen = plan(names, seeds=seeds, only=only or [], shard=shard, epochs=epochs, changes=changes)
+    watch = Watch()
+    grid = Grid(
+        chosen,
+        results=out,
+        folders=runs,
+        device=device,
+        jobs=jobs,
+        data_root=None if data_root is None else data_root.resolve(),
+        minutes=minutes,
+        show=watch,
+    )
+    if dry_run:
+        print("\n".join(dry_run_lines(grid)))
+        found = grid.outcome
+        print(
+            f"{len(chosen)} runs: {len(found.finished_before)} finished, {len(grid.pending)} to run, "
+            f"{len(found.blocked)} without weights"
+        )
+        return
+    try:
+        outcome = grid.run()
+    finally:
+        watch.close()
+    print("\n".join(summary_lines(outcome)), file=sys.stderr if json else sys.stdout)
+    if json:
+        import dataclasses
+
+        from .cli_support import print_json
+
+        print_json(dataclasses.asdict(outcome))
+    if outcome.signal is not None:
+        raise typer.Exit(128 + outcome.signal)
+    if outcome.failed or outcome.blocked:
+        raise typer.Exit(1)
+
+
+def _search_first(folder: Path) -> None:
+    """Look there for weights, here and in the workers."""
+    from .training.named_weights import VARIABLE
+
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder) if not before else os.pathsep.join([str(folder), before])

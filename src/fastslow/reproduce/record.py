@@ -1,0 +1,108 @@
+"""``results/``: one small JSON a finished run. What is there is evidence, and never written twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from ..files import write_atomically
+from ..training.build import weights_file
+from ..training.conditions import conditions
+from ..training.config import NONE, RunConfig
+from ..training.named_weights import file_digest
+from ..training.run import WEIGHTS, RunFolder
+
+HISTOGRAM_BINS = 40
+
+
+def record_path(results: Path, place: Path) -> Path:
+    return results / f"{place}.json"
+
+
+def finished_keys(results: Path) -> set[str]:
+    """Keys of the runs that ``results`` holds, in whatever folder below it they lie.
+
+    Computed from their configs, not read from their names: a config gets fields as the library grows, and a run
+    recorded before has their defaults.
+    """
+    return {RunConfig.from_dict(record["config"]).key for _, record in read_records(results)}
+
+
+def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """All recorded runs in a fixed order."""
+    for path in sorted(path for path in results.rglob("*-seed*-*.json") if not path.name.startswith(".")):
+        try:
+            record = json.loads(path.read_text())
+            RunConfig.from_dict(record["config"])
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            raise ValueError(f"{path} is no result of a run ({error}); move it out of {results}") from error
+        yield path, record
+
+
+def write_record(path: Path, result: dict[str, Any]) -> None:
+    """One line a field, so that a difference between two files can be read."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in result.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def finished_record(run: RunFolder, jobs: int) -> dict[str, Any]:
+    """The result of a finished run as it is kept: all conditions, the curve as columns."""
+    result = run.result()
+    assert result is not None
+    record = {**result, "curve": columns(result["curve"])}
+    record["conditions"] = {**result["conditions"], **_start_of(run.config()), "jobs": jobs}
+    if run.config().seed == 0 and run.config().method is not None:  # one seed is enough for a picture
+        record["latent_weights"] = latent_histograms(run.path / WEIGHTS)
+    return record
+
+
+def failed_record(run: RunFolder, device: str, sentence: str, jobs: int) -> dict[str, Any]:
+    """A run that diverged is a result too: repeating it would only hide it."""
+    config = run.config()
+    return {
+        "failed": sentence,
+        "config": config.to_dict(),
+        "key": config.key,
+        "conditions": {**conditions(_torch_device(device)), **_start_of(config), "jobs": jobs},
+        "curve": columns(run.metrics()),
+    }
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows of an epoch each as one list a quantity; six digits say more than a run repeats."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [_short(row.get(name)) for row in rows] for name in names}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def latent_histograms(path: Path) -> dict[str, list[int]]:
+    """Counts of ``tanh(W) / max|tanh W|`` in equal bins from -1 to 1, for each convolution and linear layer."""
+    import numpy as np
+
+    found = {}
+    for name, weight in sorted(load_file(path).items()):
+        if name.endswith(".weight") and weight.ndim >= 2:
+            squashed = np.tanh(weight.astype(np.float64))
+            squashed /= max(float(np.abs(squashed).max()), 1e-12)
+            counts, _ = np.histogram(squashed, HISTOGRAM_BINS, (-1.0, 1.0))
+            found[name.removesuffix(".weight")] = counts.tolist()
+    return found
+
+
+def _start_of(config: RunConfig) -> dict[str, str]:
+    """Which float weights the run started from, by content."""
+    return {} if config.weights == NONE else {"weights_sha256": file_digest(weights_file(config))}
+
+
+def _torch_device(name: str) -> Any:
+    from ..cli_support import choose_device
+
+    return choose_device(name)

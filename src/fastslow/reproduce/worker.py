@@ -1,0 +1,115 @@
+"""One run of the grid as a process of its own: ``fastslow resume FOLDER``, the ordinary training."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from ..files import write_atomically
+from ..training.run import RunFolder
+from .plan import PlannedRun
+
+_LOG, _LOCK, _GRID = "log.txt", ".lock", "grid.json"
+_STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+class Busy(Exception):
+    """Another process has the run in hand."""
+
+
+class Worker:
+    """A process that trains one run in its folder, from wherever the run stands."""
+
+    def __init__(self, planned: PlannedRun, folder: Path, command: list[str], jobs: int) -> None:
+        self.planned = planned
+        self.run = _open(folder, planned)
+        lock = self._lock()
+        try:
+            self._note_jobs(jobs)
+            self.epochs_before = self.epochs_done
+            self.began = time.monotonic()
+            # A process group of its own: Ctrl-C in the terminal reaches the grid, which asks its workers to save. The
+            # lock goes to the worker, and lasts as long as it does, even if the grid is killed.
+            with open(folder / _LOG, "ab") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(jobs),
+                    process_group=0,
+                    pass_fds=(lock.fileno(),),
+                )
+        finally:
+            lock.close()
+
+    def _lock(self) -> IO[bytes]:
+        file = open(self.run.path / _LOCK, "wb")  # noqa: SIM115 (the process that is started takes it over)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise Busy(self.planned.name) from error
+        return file
+
+    def _note_jobs(self, jobs: int) -> None:
+        """The most processes that ever ran beside this run: its seconds mean little if that is more than one."""
+        most = max(jobs, noted_jobs(self.run.path))
+        write_atomically(self.run.path / _GRID, json.dumps({"name": self.planned.name, "jobs": most}).encode())
+
+    @property
+    def epochs_done(self) -> int:
+        return len(self.run.metrics())
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """By the clock, with evaluation and start; None before the first epoch."""
+        done = self.epochs_done - self.epochs_before
+        return (time.monotonic() - self.began) / done if done > 0 else None
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def was_stopped(self) -> bool:
+        """Whether it ended because it was asked to, with its state saved."""
+        return self.process.returncode in _STOPPED
+
+    def last_words(self) -> str:
+        """The sentence that a failed run ended with."""
+        lines = (self.run.path / _LOG).read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("fastslow: ") if lines else f"exit code {self.process.returncode}"
+
+
+def resume_command(folder: Path, device: str, data_root: Path | None) -> list[str]:
+    """What a worker runs. A run without a checkpoint starts from its beginning."""
+    command = [sys.executable, "-m", "fastslow", "resume", str(folder), "--device", device]
+    return command if data_root is None else [*command, "--data-root", str(data_root)]
+
+
+def _open(folder: Path, planned: PlannedRun) -> RunFolder:
+    if not (folder / "config.json").exists():
+        return RunFolder.create(folder, planned.config)
+    run = RunFolder.open(folder)
+    if run.config() != planned.config:
+        raise ValueError(f"{folder} holds another run than {planned.name}; move it away")
+    return run
+
+
+def noted_jobs(folder: Path) -> int:
+    path = folder / _GRID
+    return int(json.loads(path.read_text())["jobs"]) if path.is_file() else 1
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Cores are shared out: threads of several processes on the same cores wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
+    return {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
