@@ -186,7 +186,7 @@ def test_float32_is_close_to_float64() -> None:
 PEAK = """
 import resource, sys, torch
 from fastslow.hypernets import scan_chunked
-scan_chunked.BLOCK, scan_chunked.KEPT = 1 << 14, 1 << 20  # so that the constant part is small beside the rest
+scan_chunked.BLOCK, scan_chunked.KEPT = 1 << 16, 1 << 22  # so that the constant part is small beside the rest
 torch.set_num_threads(1)
 
 def run(length, channels, state):

@@ -14,6 +14,9 @@ operation then runs over long contiguous rows whatever the number of channels an
 The zero-order hold (Eq. 20) divides by A. Scanning g = A h instead of h takes the division out of the loop:
 
     g_t = g_{t-1} + expm1(dt A) (g_{t-1} + B_t x_t),    h_t = g_t / A.
+
+The price is one difference of near-equal sums, in the gradient of A alone: in float32 its relative error is about
+1e-8 / (dt |A|), 1e-5 at the smallest initial step. All else is exact to rounding.
 """
 
 import math
@@ -80,19 +83,15 @@ class _Scan(torch.autograd.Function):
         chunk: int,
     ) -> Tensor:
         batch, rows = len(x), min(chunk, outputs)  # the last `rows` positions of a chunk give an output
-        xc, dtc, Bc, Cc = (
-            _to_chunks(x, chunk),
-            _to_chunks(dt, chunk),
-            _to_chunks(B, chunk),
-            _to_chunks(C[:, -outputs:], rows),
-        )
+        xc, dtc, Bc = _to_chunks(x, chunk), _to_chunks(dt, chunk), _to_chunks(B, chunk)
+        Cc = _to_chunks(C[:, -outputs:], rows)
         s, scale = _source(xc, dtc, A, zoh)
         start = _starts(s, dtc, A, Bc, zoh, batch)
         total, wanted = s.shape[2], Cc.shape[2]  # sequences, of which the last ones give an output
         first = total - wanted
         y = xc[chunk - rows :, :, first:] * D[:, None]
         kept = ()
-        if any(ctx.needs_input_grad) and total == batch and batch * A.numel() <= BLOCK:
+        if any(ctx.needs_input_grad) and total == batch <= _kept_width(A, chunk):
             kept = _replay(start, s, dtc, A, Bc, zoh)  # one small block: its states are worth keeping
             for y_r, g, C_r in zip(y, kept[0][1 + chunk - rows :], Cc, strict=True):
                 y_r += (scale[:, None] @ (g * C_r)).squeeze(1)
@@ -122,7 +121,7 @@ class _Scan(torch.autograd.Function):
         total, first = s.shape[2], s.shape[2] - Cc.shape[2]
         ds, ddt, dB, dC = (torch.empty_like(v) for v in (s, dtc, Bc, Cc))
         dA, dscale = torch.zeros_like(A), torch.zeros_like(A)
-        width = max(1, min(BLOCK, KEPT // (2 * chunk + 2)) // A.numel())
+        width = _kept_width(A, chunk)
         space = None if kept else A.new_empty(2, chunk + 1, *A.shape, min(width, total))
         for i in (*_blocks(0, first, A, width), *_blocks(first, total, A, width)):
             j = slice(i.start - first, i.stop - first)
@@ -265,6 +264,11 @@ def _to_chunks(v: Tensor, chunk: int) -> Tensor:
 def _from_chunks(v: Tensor, batch: int, length: int) -> Tensor:
     """The inverse of `_to_chunks`, for the last `length` tokens."""
     return v.unflatten(2, (-1, batch)).permute(3, 2, 0, 1).flatten(1, 2)[:, -length:]
+
+
+def _kept_width(A: Tensor, chunk: int) -> int:
+    """How many sequences may have all their states kept at a time."""
+    return max(1, min(BLOCK, KEPT // (2 * chunk + 2)) // A.numel())
 
 
 def _blocks(first: int, last: int, A: Tensor, width: int = 0) -> Iterator[slice]:
