@@ -4,94 +4,185 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn, cast
 
-import typer
+_INSTALL = "pip install 'fastslow[train]'"
+
+try:
+    import typer
+except ModuleNotFoundError:  # `pip install fastslow` alone is for running packed networks
+    print(f"fastslow: the command line needs more packages: {_INSTALL}", file=sys.stderr)
+    sys.exit(2)
 
 app = typer.Typer(
     name="fastslow",
     help="Train binary neural networks with learned fast and slow gradients.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.")]
-DataName = Annotated[str, typer.Option("--data", help="cifar10, cifar100, mini, or folder:PATH.")]
-DataRoot = Annotated[
-    Path | None, typer.Option(help="Where data sets lie (default: $FASTSLOW_DATA or ~/.cache/fastslow).")
+_METHOD, _NETWORK, _OPTIMIZATION, _OUTPUT = "Method", "Network and data", "Optimization", "Device and output"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.", rich_help_panel=_OUTPUT)]
+DataName = Annotated[
+    str, typer.Option("--data", help="cifar10, cifar100, mini, or folder:PATH.", rich_help_panel=_NETWORK)
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-ModelName = Annotated[str, typer.Option("--model", help="A network of the zoo, for example resnet20.")]
-RunOption = Annotated[Path | None, typer.Option("--run", help="Folder of the run (default: runs/...).")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(help="Where data sets lie (default: $FASTSLOW_DATA or ~/.cache/fastslow).", rich_help_panel=_NETWORK),
+]
+Holdout = Annotated[
+    int, typer.Option(help="Evaluate on the last N training images, not on the test set.", rich_help_panel=_NETWORK)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_OUTPUT)]
+ModelName = Annotated[
+    str, typer.Option("--model", help="A network of the zoo, for example resnet20.", rich_help_panel=_NETWORK)
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="Folder of the run (default: a name under runs/).", rich_help_panel=_OUTPUT),
+]
+OptimizerName = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.", rich_help_panel=_OPTIMIZATION)]
+Lr = Annotated[float, typer.Option(help="Learning rate at its highest.", rich_help_panel=_OPTIMIZATION)]
+WeightDecay = Annotated[float, typer.Option(help="The optimizer's own.", rich_help_panel=_OPTIMIZATION)]
+Schedule = Annotated[str, typer.Option(help="step, cosine or constant.", rich_help_panel=_OPTIMIZATION)]
+Epochs = Annotated[int, typer.Option(help="Passes over the training images.", rich_help_panel=_OPTIMIZATION)]
+BatchSize = Annotated[int, typer.Option(help="Images a step.", rich_help_panel=_OPTIMIZATION)]
+Seed = Annotated[
+    int, typer.Option(help="Of the initialisation, the order of the images, the rest.", rich_help_panel=_OPTIMIZATION)
+]
+Precision = Annotated[str, typer.Option(help="float32, tf32 (on a GPU) or bf16.", rich_help_panel=_OPTIMIZATION)]
 
 
 def main() -> None:
     """Run a command; whatever a user can cause ends as one sentence and exit code 2."""
+    try:
+        sys.exit(_run(sys.argv[1:] or ["--help"]))
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stdout = None
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        _fail(f"the package {error.name} is missing: {_INSTALL}")
+    except OSError as error:
+        named = error.strerror is not None and error.filename is not None
+        _fail(f"{error.filename}: {error.strerror}" if named else str(error))
+    except (ValueError, ArithmeticError, MemoryError) as error:
+        _fail(str(error) or "out of memory")
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, of a GPU
+            raise
+        _fail("out of GPU memory; try a smaller --batch-size")
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command, return its exit code."""
+    from typer.main import get_command
+
     from .training.interrupt import Interrupted
 
+    # click's own class, which newer versions of typer carry inside
+    usage_error = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        app()
+        code = get_command(app).main(arguments, prog_name="fastslow", standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except cast(type[Exception], usage_error) as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "fastslow")
+        _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`")  # pyright: ignore[reportAttributeAccessIssue]
     except Interrupted as stop:
-        print(f"fastslow: {stop}; the run is saved, continue it with `fastslow resume`", file=sys.stderr)
-        sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        print("fastslow: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError, ArithmeticError) as error:
-        print(f"fastslow: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(stop), stop.exit_code)
+    if code == 130:
+        _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(sentence: str, code: int = 2) -> NoReturn:
+    print("fastslow: " + " ".join(sentence.split()), file=sys.stderr)
+    sys.exit(code)
 
 
 @app.command()
-def methods(json: Json = False) -> None:
-    """List the methods."""
-    from .cli_support import print_json
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method whose fields to show.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """List the methods, or the fields of one."""
+    from .cli_support import describe_method, format_method, format_methods, print_json
     from .methods import list_methods
 
-    rows = [{"name": m.name, "family": m.family, "paper": m.paper, "summary": m.summary} for m in list_methods()]
-    if json:
-        print_json(rows)
+    if name is not None:
+        found = describe_method(name)
+        print_json(found) if json else print(format_method(found))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("method", "family", "summary", "paper", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row["name"], row["family"], row["summary"], row["paper"])
-    Console(highlight=False).print(table)
+    rows = [{"name": m.name, "family": m.family, "paper": m.paper, "summary": m.summary} for m in list_methods()]
+    print_json(rows) if json else print(format_methods(rows))
 
 
 @app.command()
 def train(
-    method: Annotated[str, typer.Option(help="How gradients pass the bits; see `fastslow methods`.")] = "fsg",
-    model: ModelName = "resnet20",
-    data: DataName = "cifar10",
-    data_root: DataRoot = None,
-    holdout: Annotated[int, typer.Option(help="Evaluate on the last N training images, not on the test set.")] = 0,
-    weights: Annotated[str | None, typer.Option(help="Float weights to start from: PATH, shipped or none.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the slow gradient.")] = None,
-    length: Annotated[int | None, typer.Option(help="l: gradients of the past that are kept.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Another field of the method, NAME=VALUE.")] = None,
-    binarizer: Annotated[str | None, typer.Option(help="dorefa, sign, scaled-sign or scaled-sign-filter.")] = None,
-    bits: Annotated[int, typer.Option(help="Bits of a weight.")] = 1,
+    method: Annotated[
+        str, typer.Option(help="How gradients pass the bits; see `fastslow methods`.", rich_help_panel=_METHOD)
+    ] = "fsg",
+    beta: Annotated[float | None, typer.Option(help="Weight of the slow gradient.", rich_help_panel=_METHOD)] = None,
+    length: Annotated[
+        int | None, typer.Option(help="l: gradients of the past that are kept.", rich_help_panel=_METHOD)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Another field of the method; see `fastslow methods NAME`.",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    binarizer: Annotated[
+        str | None,
+        typer.Option(help="dorefa, sign, scaled-sign or scaled-sign-filter.", rich_help_panel=_METHOD),
+    ] = None,
+    bits: Annotated[int, typer.Option(help="Bits of a weight.", rich_help_panel=_METHOD)] = 1,
     skip: Annotated[
         list[str] | None,
-        typer.Option(help="Layers to leave in float (pattern; 'first-and-last', the default; 'none')."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Layers to leave in float, by name; 'first-and-last' is the default, 'none' binarizes all.",
+            rich_help_panel=_METHOD,
+        ),
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "adam",
-    lr: float = 1e-3,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    schedule: Annotated[str, typer.Option(help="step, cosine or constant.")] = "step",
-    step_epochs: Annotated[int, typer.Option(help="Epochs between the drops of --schedule step.")] = 30,
-    warmup_epochs: int = 0,
-    epochs: int = 100,
-    batch_size: int = 128,
-    augment: bool = True,
-    seed: int = 0,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
-    bn_before_fc: Annotated[bool, typer.Option(help="The extra BatchNorm of the authors' network.")] = False,
+    model: ModelName = "resnet20",
+    bn_before_fc: Annotated[
+        bool,
+        typer.Option("--bn-before-fc", help="The extra BatchNorm of the authors' network.", rich_help_panel=_NETWORK),
+    ] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Float weights to start from: PATH, shipped or none (default: shipped if there are any).",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    data: DataName = "cifar10",
+    data_root: DataRoot = None,
+    holdout: Holdout = 0,
+    augment: Annotated[bool, typer.Option(help="Random crops and flips.", rich_help_panel=_NETWORK)] = True,
+    optimizer: OptimizerName = "adam",
+    lr: Lr = 1e-3,
+    momentum: Annotated[float, typer.Option(help="Of --optimizer momentum.", rich_help_panel=_OPTIMIZATION)] = 0.9,
+    weight_decay: WeightDecay = 0.0,
+    schedule: Schedule = "step",
+    step_epochs: Annotated[
+        int, typer.Option(help="Epochs between the drops of --schedule step.", rich_help_panel=_OPTIMIZATION)
+    ] = 30,
+    warmup_epochs: Annotated[
+        int, typer.Option(help="Epochs in which the learning rate rises.", rich_help_panel=_OPTIMIZATION)
+    ] = 0,
+    epochs: Epochs = 100,
+    batch_size: BatchSize = 128,
+    seed: Seed = 0,
+    precision: Precision = "float32",
     device: Device = "auto",
     run: RunOption = None,
     json: Json = False,
@@ -105,7 +196,7 @@ def train(
     config = RunConfig(
         model=model,
         model_fields={"bn_before_fc": True} if bn_before_fc else {},
-        data=data,
+        data=support.choose_data(data),
         holdout=holdout,
         weights=support.choose_weights(weights, model, data),
         method=method,
@@ -134,16 +225,22 @@ def pretrain(
     model: ModelName = "resnet20",
     data: DataName = "cifar10",
     data_root: DataRoot = None,
-    holdout: Annotated[int, typer.Option(help="Evaluate on the last N training images, not on the test set.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "momentum",
-    lr: float = 0.1,
-    weight_decay: float = 5e-4,
-    schedule: Annotated[str, typer.Option(help="step, cosine or constant.")] = "cosine",
-    warmup_epochs: int = 5,
-    epochs: int = 200,
-    batch_size: int = 128,
-    seed: int = 0,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
+    holdout: Holdout = 0,
+    optimizer: OptimizerName = "momentum",
+    lr: Lr = 0.1,
+    weight_decay: WeightDecay = 5e-4,
+    schedule: Schedule = "cosine",
+    warmup_epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Epochs in which the learning rate rises (default: 5, or a quarter of a short run).",
+            rich_help_panel=_OPTIMIZATION,
+        ),
+    ] = None,
+    epochs: Epochs = 200,
+    batch_size: BatchSize = 128,
+    seed: Seed = 0,
+    precision: Precision = "float32",
     device: Device = "auto",
     run: RunOption = None,
     json: Json = False,
@@ -155,14 +252,14 @@ def pretrain(
     support.show_logs()
     config = RunConfig(
         model=model,
-        data=data,
+        data=support.choose_data(data),
         holdout=holdout,
         method=None,
         optimizer=optimizer,  # pyright: ignore[reportArgumentType]
         lr=lr,
         weight_decay=weight_decay,
         schedule=schedule,  # pyright: ignore[reportArgumentType]
-        warmup_epochs=warmup_epochs,
+        warmup_epochs=min(5, max(epochs, 0) // 4) if warmup_epochs is None else warmup_epochs,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
@@ -201,13 +298,15 @@ def evaluate(
     from .training.evaluate import evaluate as measure
 
     chosen = support.choose_device(device)
-    trained, config = load_trained(what, model=model, data=data)
+    trained, config = load_trained(what, model=model, data=support.choose_data(data) if data else None)
     dataset = datasets.load(config.data, data_root, holdout=config.holdout)
+    support.check_classes(trained, dataset)
     found = measure(trained.to(chosen), datasets.Batches(dataset.test, 500, device=chosen))
     if json:
         support.print_json({"accuracy": found.accuracy, "loss": found.loss, "n": found.n})
     else:
-        print(f"accuracy {found.accuracy:.2f} %, loss {found.loss:.4f}, on {found.n} images")
+        images = f"the last {found.n} training images, held out" if config.holdout else f"{found.n} test images"
+        print(f"accuracy {found.accuracy:.2f} %, loss {found.loss:.4f}, on {images} of {config.data}")
 
 
 @app.command()
@@ -279,6 +378,10 @@ def demo(
     if json:
         print_json(result)
 
+
+from .cli_evidence import add_commands  # noqa: E402 (a module of its own: the commands' order is that of --help)
+
+add_commands(app)
 
 if __name__ == "__main__":
     main()

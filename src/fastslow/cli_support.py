@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import logging
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import data
-from .methods import check_fields
+from .methods import METHODS, check_fields
 from .training.build import shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
 from .training.run import RunFolder
 from .training.sinks import ConsoleSink
-from .weights import save_weights
+
+log = logging.getLogger("fastslow")
 
 
 def show_logs() -> None:
@@ -36,10 +40,16 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"--device {name}: no such device; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: PyTorch sees no CUDA device here; use --device cpu")
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name}: no device to train on; use auto, cpu or cuda")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise ValueError(f"--device {name}: PyTorch sees no CUDA device here; use --device cpu")
+        if (device.index or 0) >= count:
+            raise ValueError(f"--device {name}: there are {count} CUDA devices here, counted from 0")
     return device
 
 
@@ -56,7 +66,19 @@ def parse_fields(method: str | None, pairs: list[str], **named: object) -> dict[
             fields[name] = text
     if method is not None:
         check_fields(method, fields)
+        _check_types(method, fields)
     return fields
+
+
+def _check_types(method: str, fields: dict[str, Any]) -> None:
+    """The values of numbers and switches; a method checks its names itself."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(METHODS[method].cls)}
+    wanted = {"int": (int, "a whole number"), "float": (int | float, "a number"), "bool": (bool, "True or False")}
+    for name, value in fields.items():
+        if (kind := types[name]) in wanted:
+            classes, what = wanted[kind]
+            if not isinstance(value, classes) or (isinstance(value, bool) and kind != "bool"):
+                raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes {what}")
 
 
 def choose_weights(weights: str | None, model: str, data_name: str) -> str:
@@ -70,15 +92,27 @@ def choose_weights(weights: str | None, model: str, data_name: str) -> str:
     return SHIPPED
 
 
+def choose_data(name: str) -> str:
+    """A data set's name; a folder by its full path, so that the run can be resumed from anywhere."""
+    path = name.removeprefix("folder:")
+    return f"folder:{Path(path).expanduser().resolve()}" if path and path != name else name
+
+
 def default_run(config: RunConfig) -> Path:
-    parts = [config.model, config.data.replace("folder:", "").strip("/").replace("/", "-"), config.method or "float"]
+    named = config.data.removeprefix("folder:")
+    where = Path(named).name if named != config.data else named
+    parts = [config.model, where, config.method or "float"]
     return Path("runs") / "-".join([*parts, config.optimizer, f"seed{config.seed}", config.key[:6]])
 
 
 def start(config: RunConfig, run: Path | None, device: str, data_root: Path | None, as_json: bool) -> None:
     """Train a new run to its end. Its folder appears only when data, model and device are in order."""
+    path = run if run is not None else default_run(config)
+    RunFolder(path).refuse_existing()  # before anything is downloaded
     trainer = _trainer(config, device, data_root)
-    _finish(trainer, RunFolder.create(run if run is not None else default_run(config), config), as_json)
+    trainer.run = RunFolder.create(path, config)
+    log.info("run folder %s; Ctrl-C stops it, `fastslow resume %s` continues it", path, path)
+    print_result(trainer.fit(), trainer.run, as_json)
 
 
 def resume(path: Path, device: str, data_root: Path | None, as_json: bool) -> None:
@@ -92,7 +126,7 @@ def resume(path: Path, device: str, data_root: Path | None, as_json: bool) -> No
     trainer = _trainer(run.config(), device, data_root)
     trainer.run = run
     trainer.resume()
-    _finish(trainer, run, as_json)
+    print_result(trainer.fit(), run, as_json)
 
 
 def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:
@@ -101,11 +135,44 @@ def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:
     return Trainer(config, dataset, device=chosen, sink=ConsoleSink())
 
 
-def _finish(trainer: Trainer, run: RunFolder, as_json: bool) -> None:
-    trainer.run = run
-    result = trainer.fit()
-    save_weights(trainer.model, run.path / "weights.safetensors", {"key": trainer.config.key})
-    print_result(result, run, as_json)
+def check_classes(model: torch.nn.Module, dataset: data.Dataset) -> None:
+    """Refuse to measure a network on a data set with another number of classes."""
+    *_, last = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
+    if last.out_features != len(dataset.test.classes):
+        raise ValueError(
+            f"--data {dataset.name} has {len(dataset.test.classes)} classes, "
+            f"this network tells {last.out_features} apart"
+        )
+
+
+def describe_method(name: str) -> dict[str, Any]:
+    """A method with the fields that ``--set`` can change, and their defaults."""
+    info = METHODS[name]
+    fields = {
+        field.name: field.default if field.default is not dataclasses.MISSING else None
+        for field in dataclasses.fields(info.cls)
+    }
+    return {"name": name, "family": info.family, "paper": info.paper, "summary": info.summary, "fields": fields}
+
+
+def format_method(found: dict[str, Any]) -> str:
+    lines = [f"{found['name']}: {found['summary']}", f"{found['family']}, {found['paper']}"]
+    width = max((len(name) for name in found["fields"]), default=0)
+    lines += [f"  {name:<{width}}  {value}" for name, value in found["fields"].items()]
+    return "\n".join([*lines, *([] if found["fields"] else ["  (no fields)"])])
+
+
+def format_methods(rows: list[dict[str, str]]) -> str:
+    """By family; the paper below what it does. The same for a terminal and a pipe."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    column = max(len(row["name"]) for row in rows) + 4
+    lines: list[str] = []
+    for family in dict.fromkeys(row["family"] for row in rows):
+        lines += ["", family] if lines else [family]
+        for row in (row for row in rows if row["family"] == family):
+            text = [part for key in ("summary", "paper") for part in textwrap.wrap(row[key], max(width - column, 20))]
+            lines += [f"  {row['name']}".ljust(column) + text[0], *(" " * column + part for part in text[1:])]
+    return "\n".join([*lines, "", "The fields of one: fastslow methods NAME"])
 
 
 def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
@@ -117,4 +184,5 @@ def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
         f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % "
         f"in epoch {result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s"
     )
+    print(f"run folder {run.path}")
     print(f"run: {run.path}")

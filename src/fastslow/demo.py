@@ -33,14 +33,22 @@ def demo_config(epochs: int) -> RunConfig:
     )
 
 
+def _make_room(out: Path) -> None:
+    """Remove an earlier demo, and nothing else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if (out / "config.json").is_file():
+        earlier = RunFolder.open(out).config()
+        if earlier == demo_config(earlier.epochs):
+            shutil.rmtree(out)
+            return
+    raise ValueError(f"{out} exists and is no earlier demo; choose another --out")
+
+
 def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
     """Show the float network, its binarized collapse, its training, and what it weighs; leaves files in ``out``."""
     config = demo_config(epochs)
-    if out.exists():
-        if (out.is_dir() and not any(out.iterdir())) or (out / "config.json").is_file():
-            shutil.rmtree(out)  # an earlier demo's
-        else:
-            raise ValueError(f"{out} exists and is no earlier demo; choose another --out")
+    _make_room(out)
     dataset = data.load(config.data)
     test = data.Batches(dataset.test, 500)
     float_config = RunConfig(**{**config.to_dict(), "method": None, "method_fields": {}})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from .convert import plain_name, unwrap
+from .convert import binary_layers, plain_name, unwrap
+from .files import write_atomically
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
@@ -25,16 +27,25 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     return {plain_name(key): value for key, value in weights.items()}
 
 
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """What was written beside the weights of a safetensors file."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return file.metadata() or {}
+
+
 def save_weights(model: nn.Module, path: str | Path, metadata: dict[str, str] | None = None) -> None:
     """Write a model's ``state_dict`` (parameters and buffers, latent float weights) as one safetensors file."""
     state = unwrap(model).state_dict()
-    save_file({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, path, metadata)
+    copies = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    write_atomically(Path(path), to_bytes(copies, metadata))
 
 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], origin: str | Path) -> None:
     """``load_state_dict(strict=True)`` whose error is one sentence."""
     wanted = unwrap(model).state_dict()
-    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    own = {f"{name}.{key}" for name, layer in binary_layers(unwrap(model)).items() for key in layer._own}
+    missing = sorted(wanted.keys() - weights.keys() - own)  # a method's own parameters are made from the weights
+    surplus = sorted(weights.keys() - wanted.keys())
     shapes = [key for key in wanted.keys() & weights.keys() if wanted[key].shape != weights[key].shape]
     problems = []
     if missing:

@@ -10,8 +10,8 @@ from torch import nn
 from .. import data as datasets
 from ..training.build import build_model
 from ..training.config import FIRST_AND_LAST, NONE, RunConfig
-from ..training.run import RunError, RunFolder
-from ..weights import load_strictly, load_weights
+from ..training.run import WEIGHTS, RunError, RunFolder
+from ..weights import load_strictly, load_weights, read_metadata
 
 _CLASSES = {"cifar10": 10, "cifar100": 100, "mini": 10}
 
@@ -29,18 +29,23 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         if model is not None and model != config.model:
             raise ValueError(f"--model {model}: the run in {what} trained {config.model}; leave it out")
         network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
-        weights = what / "weights.safetensors"
+        weights = what / WEIGHTS
         if weights.is_file():
             load_strictly(network, load_weights(weights), weights)
         elif run.checkpoints.paths():
             path, state = run.checkpoints.load_newest()
             load_strictly(network, state["model"], path)
         else:
-            raise RunError(f"{what} has no weights yet; let it train for an epoch")
+            raise RunError(f"{what} has no weights yet; continue it with `fastslow resume {what}`")
     else:
         weights = load_weights(what)
         if model is None:
             raise ValueError(f"{what} holds weights only; name its network with --model")
+        method = read_metadata(what).get("method")
+        if method is not None:
+            raise ValueError(
+                f"{what} holds the latent weights of a network trained with {method}: give the folder of its run"
+            )
         config = RunConfig(model=model, data=data or "cifar10", method=None)
         network = build_model(config, class_count(config.data))
         load_strictly(network, weights, what)

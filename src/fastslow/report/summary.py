@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..convert import plain_name, unwrap
 from ..layers import BinaryLayer
 
-_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Linear)
+_GATHERING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_SCATTERING = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,19 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
     """Measure a model on one input of this shape (without the batch dimension).
 
     A packed layer stores its weights at ``bits`` bits each, every output row padded to whole bytes. Everything else,
-    biases and normalisation included, is counted as float32, as it is stored.
+    biases and normalisation included, is counted as float32, as it is stored. A layer that is used several times has
+    its numbers once and its operations at every use; operations are those of convolutions and linear layers.
     """
     model = unwrap(model)
     macs = _count_macs(model, input_shape)
     rows = []
+    seen: set[int] = set()  # tensors that two layers share belong to the first of them
     for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        buffers = [b for b in module.buffers(recurse=False) if b.is_floating_point()]
-        if not own and not buffers:
+        own = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
+        buffers = [b for b in module.buffers(recurse=False) if b.is_floating_point() and id(b) not in seen]
+        if not own and not buffers and module not in macs:
             continue
+        seen.update(id(value) for value in [*own.values(), *buffers])
         parameters = sum(value.numel() for value in own.values())
         numbers = parameters + sum(b.numel() for b in buffers)
         binary = isinstance(module, BinaryLayer)
@@ -92,7 +96,7 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
             packed += len(weight) * math.ceil(row_bits / 8) - 4 * weight.numel()
         rows.append(
             LayerRow(
-                name=plain_name(name),
+                name=plain_name(name) or "(the model)",
                 kind=type(module).__name__.removeprefix("Binary"),
                 shape=tuple(weight.shape) if weight is not None else (),
                 bits=module.bits if binary else 32,
@@ -109,14 +113,16 @@ def _count_macs(model: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Modul
     counted: dict[nn.Module, int] = {}
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        # One number of the output gathers weight[0] (in_channels / groups x kernel, or in_features) products; in a
+        # transposed convolution it is one number of the input that takes part in weight[0] of them.
         weight = module.weight
         assert isinstance(weight, Tensor)
-        positions = output.numel() // (weight.shape[0] if output.dim() > 2 or isinstance(module, nn.Linear) else 1)
-        counted[module] = counted.get(module, 0) + weight.numel() * positions
+        ends = inputs[0] if isinstance(module, _SCATTERING) else output
+        counted[module] = counted.get(module, 0) + ends.numel() * weight[0].numel()
 
-    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, _COUNTED)]
+    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, (*_GATHERING, *_SCATTERING))]
     modes = [(module, module.training) for module in model.modules()]
-    first = next(model.parameters())
+    first = next(model.parameters(), torch.zeros(()))
     model.eval()
     try:
         model(torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype))
@@ -141,7 +147,7 @@ def format_summary(summary: Summary) -> str:
             f"{row.macs:,}" if row.macs else "",
             f"{row.float_bytes:,}",
             f"{row.packed_bytes:,}",
-            f"{row.float_bytes / row.packed_bytes:.1f}",
+            f"{row.float_bytes / row.packed_bytes:.1f}" if row.packed_bytes else "",
         )
         for row in summary.layers
     ]
@@ -160,4 +166,6 @@ def format_summary(summary: Summary) -> str:
         f"{bits}-bit weights {summary.macs(bits):,}"
         for bits in sorted({row.bits for row in summary.layers if row.macs})
     )
-    return "\n".join([text(header), *map(text, lines), f"MACs by precision: {by_bits}"])
+    rule = "-" * max(len(text(line)) for line in [header, *lines])
+    body = [text(header), rule, *map(text, lines[:-1]), rule, text(lines[-1])]
+    return "\n".join([*body, f"MACs (multiply-accumulates of one input): {by_bits or 'none'}"])

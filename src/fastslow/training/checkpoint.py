@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import safetensors
 import torch
 from safetensors.torch import save as save_bytes
 from torch import Tensor
+
+from ..files import write_atomically
 
 log = logging.getLogger("fastslow")
 
@@ -39,6 +40,9 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
             tensors[key] = node.detach().cpu().contiguous().clone()
             return {"t": key}
         if isinstance(node, dict):  # keys may be whole numbers, as in an optimizer's state
+            for key in node:
+                if not isinstance(key, str | int):
+                    raise TypeError(f"a checkpoint's keys are strings and whole numbers, not {key!r}")
             return {"d": [[key, encode(value)] for key, value in node.items()]}
         if isinstance(node, list):
             return {"l": [encode(value) for value in node]}
@@ -75,21 +79,6 @@ def _digest(tree_text: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write, flush to disk, rename: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def save(path: Path, state: Any) -> None:
     """Write one checkpoint."""
     tensors, tree = flatten(state)
@@ -110,13 +99,13 @@ def load(path: Path) -> Any:
             raise CheckpointError("its checksum is wrong")
         return unflatten(tensors, json.loads(header["tree"]))
     except (
-        CheckpointError,
         safetensors.SafetensorError,
         OSError,
-        KeyError,
-        ValueError,
+        ValueError,  # CheckpointError and JSON errors among them; the rest is what a strange structure can cause
         TypeError,
-        RecursionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
     ) as error:
         raise CheckpointError(f"{path} can't be used: {error}") from error
 
@@ -133,10 +122,20 @@ class Checkpoints:
         return sorted(self.folder.glob(f"{_PREFIX}*{_SUFFIX}"))
 
     def save(self, step: int, state: Any) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write the checkpoint of a step, then drop the oldest; if writing fails, all that was there stays."""
         path = self.folder / f"{_PREFIX}{step:09d}{_SUFFIX}"
-        save(path, state)
-        for old in self.paths()[: -self.keep]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save(path, state)
+        except OSError as error:
+            older = self.paths()
+            left = f"the newest one is {older[-1]}" if older else "there is none yet"
+            raise CheckpointError(
+                f"the checkpoint {path} can't be written ({error.strerror}); {left}; "
+                "make room or the folder writable, then resume the run"
+            ) from error
+        # A checkpoint of a later step is one that couldn't be read when the run was resumed: it counts for nothing.
+        for old in [other for other in self.paths() if other <= path][: -self.keep]:
             old.unlink()
         return path
 
@@ -147,4 +146,4 @@ class Checkpoints:
                 return path, load(path)
             except CheckpointError as error:
                 log.warning("%s; trying the one before", error)
-        raise CheckpointError(f"{self.folder} holds no usable checkpoint; start the run again")
+        raise CheckpointError(f"{self.folder} holds no usable checkpoint; start the run again in another folder")

@@ -41,9 +41,11 @@ def commit() -> str | None:
     """The commit of the source tree this package runs from, with ``+`` if it has changes; None outside of one."""
     if given := os.environ.get("FASTSLOW_COMMIT"):  # for machines that get the tree without its history
         return given
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here)]
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
     try:
+        # Installed into an environment inside of somebody's repository, we are no part of that repository.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True)
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
         status = subprocess.run(
             [*git, "status", "--porcelain", "--", ":/src"], capture_output=True, text=True, check=True

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,26 @@ Precision = Literal["float32", "tf32", "bf16"]
 FIRST_AND_LAST = "first-and-last"  # the paper's choice of layers to leave in float
 SHIPPED = "shipped"  # the float network that comes with the package
 NONE = "none"
+
+# What the fields may hold. A config also comes back from a JSON file, so types are checked too.
+_WHOLE = {"epochs": 1, "batch_size": 1, "step_epochs": 1, "bits": 1, "holdout": 0, "warmup_epochs": 0, "seed": 0}
+_REAL: dict[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (lambda x: 0 < x < math.inf, "a positive learning rate"),
+    "weight_decay": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
+    "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to, not including, 1"),
+    "step_factor": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
+}
+_OTHER = (
+    ("model", str, "the name of a network"),
+    ("data", str, "the name of a data set"),
+    ("weights", str, 'a path, "shipped" or "none"'),
+    ("method", str | None, "the name of a method, or None for the float network"),
+    ("binarizer", str | None, "the name of a binarizer, or None for the method's own"),
+    ("model_fields", dict, "a dictionary"),
+    ("method_fields", dict, "a dictionary"),
+    ("skip", tuple | list, "a list of patterns"),
+    ("augment", bool, "True or False"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +73,23 @@ class RunConfig:
         for name, literal in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Precision)):
             if getattr(self, name) not in get_args(literal):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(literal))}")
-        for name in ("epochs", "batch_size", "step_epochs", "bits"):
+        for name, least in _WHOLE.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-        for name in ("holdout", "warmup_epochs", "seed", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: can't be negative")
-        if not self.lr > 0 or self.lr == float("inf"):
-            raise ValueError(f"lr={self.lr}: give a positive learning rate")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: give a number from 0 up to, not including, 1")
-        if not 0 < self.step_factor <= 1:
-            raise ValueError(f"step_factor={self.step_factor}: give a number above 0 and at most 1")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed={self.seed}: give a number below 2**63")
+        for name, (fits, what) in _REAL.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+                raise ValueError(f"{name}={value!r}: give {what}")
+        for name, kinds, what in _OTHER:
+            if not isinstance(getattr(self, name), kinds):
+                raise ValueError(f"{name}={getattr(self, name)!r}: give {what}")
+        if not all(isinstance(entry, str) for entry in self.skip):
+            raise ValueError(f"skip={self.skip!r}: give a list of patterns")
         if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"warmup_epochs={self.warmup_epochs} must be fewer than epochs={self.epochs}")
+            raise ValueError(f"warmup_epochs={self.warmup_epochs}: must be fewer than epochs={self.epochs}")
         object.__setattr__(self, "skip", tuple(self.skip))
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run on disk: ``config.json``, ``metrics.jsonl``, ``checkpoints/`` and, when finished, ``result.json``."""
+"""A run on disk: ``config.json``, ``metrics.jsonl``, ``checkpoints/``; when finished, weights and ``result.json``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import Checkpoints, write_atomically
+from ..files import write_atomically
+from .checkpoint import Checkpoints
 from .config import RunConfig
 
 _CONFIG, _METRICS, _RESULT = "config.json", "metrics.jsonl", "result.json"
+WEIGHTS = "weights.safetensors"  # of the finished network: latent float weights, where it is binary
+
+
+_REMEDY = {
+    _CONFIG: "put back what it held, or start another run",
+    _RESULT: "delete it and resume the run, which writes it again",
+}
+
+
+_RESULT_KEYS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_loss", "seconds", "config", "conditions")
 
 
 class RunError(ValueError):
@@ -26,16 +37,20 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
         folder = cls(path)
-        if (folder.path / _CONFIG).exists():
-            raise RunError(
-                f"{folder.path} already holds a run; continue it with `fastslow resume {folder.path}`, "
-                "or choose another --run"
-            )
-        if folder.path.exists() and not folder.path.is_dir():
-            raise RunError(f"{folder.path} is a file; choose another --run")
+        folder.refuse_existing()
         folder.path.mkdir(parents=True, exist_ok=True)
         folder._write(_CONFIG, config.to_dict())
         return folder
+
+    def refuse_existing(self) -> None:
+        """Raise unless a new run may be written here."""
+        if (self.path / _CONFIG).exists():
+            raise RunError(
+                f"{self.path} already holds a run; continue it with `fastslow resume {self.path}`, "
+                "or choose another folder with --run"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose another folder with --run")
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -45,11 +60,20 @@ class RunFolder:
         return folder
 
     def config(self) -> RunConfig:
-        return RunConfig.from_dict(self._read(_CONFIG))
+        values = self._read(_CONFIG)
+        try:
+            return RunConfig.from_dict(values)
+        except ValueError as error:
+            raise RunError(f"{self.path / _CONFIG} can't be used: {error}") from error
 
     def result(self) -> dict[str, Any] | None:
         """The finished run's result, or None."""
-        return self._read(_RESULT) if (self.path / _RESULT).is_file() else None
+        if not (self.path / _RESULT).is_file():
+            return None
+        result = self._read(_RESULT)
+        if absent := [key for key in _RESULT_KEYS if key not in result]:
+            raise RunError(f"{self.path / _RESULT} has no {absent[0]!r}; {_REMEDY[_RESULT]}")
+        return result
 
     def write_result(self, result: dict[str, Any]) -> None:
         self._write(_RESULT, result)
@@ -82,7 +106,7 @@ class RunFolder:
         try:
             content = json.loads(path.read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise RunError(f"{path} can't be read ({error}); the run folder is damaged") from error
+            raise RunError(f"{path} can't be read ({error}); {_REMEDY[name]}") from error
         if not isinstance(content, dict):
-            raise RunError(f"{path} holds no JSON object; the run folder is damaged")
+            raise RunError(f"{path} holds no JSON object; {_REMEDY[name]}")
         return content

@@ -1,0 +1,32 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write, flush to disk, rename: a reader sees the old file or the new one, never a part.
+
+    On failure (a full disk, a read-only folder) the old file is untouched, nothing half-written stays behind, and the
+    OSError names ``path``.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
