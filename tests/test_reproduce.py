@@ -1,0 +1,350 @@
+"""The grid: nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fastslow.recipes import RECIPES
+from fastslow.reproduce import Grid, PlannedRun, plan
+from fastslow.reproduce import grid as grid_module
+from fastslow.reproduce.grid import Snapshot
+from fastslow.reproduce.record import columns, finished_keys, latent_histograms, read_records
+from fastslow.reproduce.watch import describe, dry_run_lines, duration, summary_lines
+from fastslow.reproduce.worker import noted_jobs, resume_command
+from fastslow.training.config import RunConfig
+from fastslow.training.named_weights import find_weights
+
+# A stand-in for `fastslow resume`: an epoch takes 20 ms, an epoch file is its checkpoint. {mode} may make it fail.
+STUB = """
+import json, pathlib, signal, sys, time
+folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+config = json.loads((folder / "config.json").read_text())
+(folder / "starts").open("a").write("x")
+metrics = folder / "metrics.jsonl"
+rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+(folder / "checkpoints").mkdir(exist_ok=True)
+while len(rows) < config["epochs"]:
+    time.sleep(0.02)
+    if mode == "diverge" or mode == "fail" or (mode == "hang" and rows):
+        while mode == "hang" and not stop:
+            time.sleep(0.01)
+        if not stop:
+            print("fastslow: " + ("training diverged: the loss is nan" if mode == "diverge" else "out of luck"))
+            sys.exit(2)
+    rows.append({"epoch": len(rows) + 1, "test_accuracy": 50.0 + len(rows), "train_loss": 1 / 3, "seconds": 0.5})
+    metrics.open("a").write(json.dumps(rows[-1]) + "\\n")
+    if stop:
+        sys.exit(143)
+last = rows[-1]["test_accuracy"]
+result = {"test_accuracy": last, "best_test_accuracy": last, "best_epoch": len(rows), "train_loss": 0.3, "seconds": 1.0}
+result |= {"config": config, "key": "?", "conditions": {"device": "stub"}, "curve": rows}
+(folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+def runs_of(count: int, epochs: int = 2) -> list[PlannedRun]:
+    config = RunConfig(model="resnet8", data="mini", method="ste", epochs=epochs)
+    return [
+        PlannedRun(f"resnet8/adam/ste/seed{seed}", RunConfig(**{**config.to_dict(), "seed": seed}))
+        for seed in range(1, count + 1)
+    ]
+
+
+@pytest.fixture
+def make_grid(tmp_path: Path) -> Callable[..., Grid]:
+    stub = tmp_path / "stub.py"
+    stub.write_text(STUB)
+
+    def make(runs: list[PlannedRun], mode: str = "well", **options: object) -> Grid:
+        return Grid(
+            runs,
+            results=tmp_path / "results",
+            folders=tmp_path / "runs",
+            device="cpu",
+            pause=0.01,
+            command=lambda folder: [sys.executable, "-I", str(stub), str(folder), mode],
+            **options,  # pyright: ignore[reportArgumentType]
+        )
+
+    return make
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_the_outer_order_and_configs_come_once() -> None:
+    runs = plan(["curves", "table1"], only=["resnet44/adam"], seeds=2)
+    assert [run.name for run in runs][:3] == [
+        "resnet44/adam/ste/seed0",
+        "resnet44/adam/fsg/seed0",
+        "resnet44/adam/multifc/seed0",
+    ]
+    assert [run.config.seed for run in runs] == [0] * 5 + [1] * 5
+
+
+def test_shards_are_the_whole_without_overlap() -> None:
+    whole = plan(["table1"])
+    shards = [plan(["table1"], shard=f"{i}/3") for i in (1, 2, 3)]
+    keys = [run.config.key for shard in shards for run in shard]
+    assert sorted(keys) == sorted(run.config.key for run in whole)
+    # Five shards of five seeds: one seed a machine, every method on each.
+    by_seed = plan(["table1"], only=["resnet20/adam"], shard="2/5")
+    assert {run.config.seed for run in by_seed} == {1}
+    assert len(by_seed) == 7
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [(["resnet20/adam"], 7), (["resnet20/adam*"], 7), (["fsg", "ste"], 12), (["resnet*/sgd/ste"], 3), (["seed0"], 34)],
+)
+def test_only_matches_whole_parts(only: list[str], count: int) -> None:
+    assert len(plan(["table1"], only=only, seeds=1)) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"only": ["resnet21"]}, "--only resnet21"),
+        ({"shard": "4/3"}, "--shard 4/3"),
+        ({"shard": "x"}, "--shard x"),
+        ({"seeds": 0}, "--seeds 0"),
+    ],
+)
+def test_what_cannot_be_planned(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan(["table1"], **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_unknown_recipe_and_everything() -> None:
+    with pytest.raises(ValueError, match="did you mean 'table1'"):
+        plan(["tabel1"])
+    everything = plan(["all"])
+    assert len({run.config.key for run in everything}) == len(everything)
+    assert not any(run.config.data == "mini" for run in everything)
+
+
+def test_other_epochs_are_another_run() -> None:
+    (short,) = plan(["table1"], only=["resnet20/adam/ste/seed0"], epochs=10, changes={"precision": "bf16"})
+    (whole,) = plan(["table1"], only=["resnet20/adam/ste/seed0"])
+    assert (short.config.epochs, short.config.step_epochs, short.config.precision) == (10, 3, "bf16")
+    assert short.config.key != whole.config.key
+
+
+# -- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def starts(grid: Grid, run: PlannedRun) -> int:
+    path = grid.folder(run) / "starts"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_runs_once_and_never_again(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    runs = runs_of(3)
+    seen: list[Snapshot] = []
+    grid = make_grid(runs, jobs=2, show=seen.append)
+    outcome = grid.run()
+    assert sorted(outcome.finished) == [run.name for run in runs]
+    assert max(len(snapshot.active) for snapshot in seen) == 2
+    assert seen[-1].finished == 3
+    assert seen[-1].epochs_done == seen[-1].epochs == 6
+    assert finished_keys(tmp_path / "results") == {run.config.key for run in runs}
+    records = dict(read_records(tmp_path / "results"))
+    assert len(records) == 3
+    for path, record in records.items():
+        assert record["curve"]["test_accuracy"] == [50.0, 51.0]
+        assert record["curve"]["train_loss"] == [0.333333, 0.333333]
+        assert record["conditions"]["jobs"] == 2
+        assert path.parent.name == "resnet8-mini"
+    assert not (grid.folder(runs[0]) / "checkpoints").exists()
+
+    again = make_grid(runs_of(4), jobs=2)
+    assert make_grid(runs_of(4)).survey().finished_before == [run.name for run in runs]
+    outcome = again.run()
+    assert outcome.finished == ["resnet8/adam/ste/seed4"]
+    assert [starts(again, run) for run in runs_of(4)] == [1, 1, 1, 1]
+
+
+def test_merging_results_of_another_machine_counts(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    make_grid(runs_of(2)).run()
+    (tmp_path / "results" / "resnet8-mini").rename(tmp_path / "results" / "from-elsewhere")
+    assert len(make_grid(runs_of(2)).survey().finished_before) == 2
+
+
+def test_a_limit_in_minutes_stops_and_the_next_call_goes_on(
+    make_grid: Callable[..., Grid], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        ahead = 0.0
+        sleep = staticmethod(time.sleep)
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return time.monotonic() + cls.ahead
+
+    def jump(snapshot: Snapshot) -> None:
+        Clock.ahead = 1e6 if snapshot.epochs_done else 0.0
+
+    runs = runs_of(2, epochs=3)
+    first = make_grid(runs, "hang", jobs=1, minutes=1000, show=jump)
+    with monkeypatch.context() as patch:
+        patch.setattr(grid_module, "time", Clock)
+        outcome = first.run()
+    assert outcome.finished == []
+    assert sorted(outcome.left) == [run.name for run in runs]
+    assert outcome.stopped_by == "the limit of 1000 minutes"
+    assert first.epochs_done(runs[0]) == 2  # it ended its epoch when it was asked to stop
+    assert starts(first, runs[1]) == 0
+    assert "at 2/3 epochs" in dry_run_lines(make_grid(runs))[0]
+
+    second = make_grid(runs)
+    assert sorted(second.run().finished) == [run.name for run in runs]
+    assert starts(second, runs[0]) == 2
+
+
+def test_a_signal_stops_without_loss(make_grid: Callable[..., Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop:
+        received: int | None = None
+
+        def __enter__(self) -> Stop:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(grid_module, "StopRequests", Stop)
+
+    def ctrl_c(snapshot: Snapshot) -> None:
+        if snapshot.epochs_done:
+            Stop.received = 2
+
+    runs = runs_of(2, epochs=3)
+    outcome = make_grid(runs, "hang", show=ctrl_c).run()
+    assert outcome.signal == 2
+    assert outcome.stopped_by == "SIGINT"
+    assert sorted(outcome.left) == [run.name for run in runs]
+
+
+def test_failures_are_told_and_tried_again(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    runs = runs_of(2)
+    outcome = make_grid(runs, "fail").run()
+    assert outcome.failed == {run.name: "out of luck" for run in runs}
+    assert "failed: resnet8/adam/ste/seed1: out of luck" in summary_lines(outcome)
+    assert not finished_keys(tmp_path / "results")
+    assert len(make_grid(runs).run().finished) == 2
+
+
+def test_divergence_is_a_result(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    (run,) = runs_of(1)
+    outcome = make_grid([run], "diverge").run()
+    assert outcome.diverged == {run.name: "training diverged: the loss is nan"}
+    ((_, record),) = read_records(tmp_path / "results")
+    assert record["failed"] == "training diverged: the loss is nan"
+    assert record["conditions"]["torch"]
+    assert make_grid([run]).survey().finished_before == [run.name]
+
+
+def test_a_run_in_other_hands_is_left_alone(make_grid: Callable[..., Grid]) -> None:
+    (run,) = runs_of(1)
+    grid = make_grid([run])
+    grid.folder(run).mkdir(parents=True)
+    with open(grid.folder(run) / ".lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome = grid.run()
+    assert outcome.blocked == {run.name: "another process trains it"}
+    assert starts(grid, run) == 0
+
+
+def test_a_finished_folder_is_only_recorded(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    (run,) = runs_of(1)
+    make_grid([run]).run()
+    for path in (tmp_path / "results").rglob("*.json"):
+        path.unlink()
+    grid = make_grid([run])
+    assert grid.run().finished == [run.name]
+    assert starts(grid, run) == 1
+
+
+def test_a_foreign_file_in_results_is_named(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine-seed1-x.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"mine-seed1-x\.json is no result of a run"):
+        make_grid(runs_of(1)).survey()
+
+
+@pytest.mark.parametrize(("options", "words"), [({"jobs": 0}, "--jobs 0"), ({"minutes": -1.0}, "--minutes -1")])
+def test_grid_options(make_grid: Callable[..., Grid], options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_grid(runs_of(1), **options)
+
+
+# -- weights by name --------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(tmp_path))
+    path = tmp_path / "resnet110_cifar100.safetensors"
+    with pytest.raises(ValueError, match=r"resnet110_cifar100\.safetensors in"):
+        find_weights("name:resnet110_cifar100")
+    path.write_bytes(b"x")
+    assert find_weights("name:resnet110_cifar100") == path
+
+
+def test_runs_without_weights_wait(make_grid: Callable[..., Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTSLOW_WEIGHTS", raising=False)
+    runs = [*plan(["table2"], only=["resnet110/adam/ste"]), *runs_of(1)]
+    outcome = make_grid(runs).run()
+    assert outcome.finished == [runs[-1].name]
+    assert "resnet110_cifar100" in outcome.blocked[runs[0].name]
+    assert any(line.startswith("not started: 1 runs") for line in summary_lines(outcome))
+
+
+# -- records and words ------------------------------------------------------------------------------------------------
+
+
+def test_columns_and_histograms(tmp_path: Path) -> None:
+    assert columns([{"a": 1, "b": 0.123456789}, {"a": 2}]) == {"a": [1, 2], "b": [0.123457, None]}
+    weight = np.array([[-2.0, -0.01, 0.01, 2.0]], dtype=np.float32)
+    save_file({"fc.weight": weight, "bn.weight": np.ones(3, dtype=np.float32)}, tmp_path / "w.safetensors")
+    found = latent_histograms(tmp_path / "w.safetensors")
+    assert list(found) == ["fc"]
+    assert [i for i, n in enumerate(found["fc"]) if n] == [0, 19, 20, 39]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "5 s"), (89, "89 s"), (600, "10 min"), (5340, "89 min"), (5400, "1 h 30 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_describe() -> None:
+    snapshot = Snapshot(35, 3, [("resnet20/adam/fsg/seed0", 12, 100)], 412, 3500, 4800.0)
+    assert describe(snapshot) == "3/35 runs, 412/3500 epochs; resnet20/adam/fsg/seed0 12/100; about 80 min left"
+
+
+def test_the_real_worker(tmp_path: Path) -> None:
+    """One run of the smoke recipe, cut short, through the ordinary command line. Its numbers are no evidence."""
+    setting = RECIPES["smoke"].settings()[0]
+    config = RunConfig(**{**setting.config.to_dict(), "holdout": 3800, "epochs": 1})
+    run = PlannedRun("resnet8/adam/ste/seed0", config)
+    grid = Grid([run], results=tmp_path / "results", folders=tmp_path / "runs", device="cpu")
+    assert grid.command(grid.folder(run)) == resume_command(grid.folder(run), "cpu", None)
+    outcome = grid.run()
+    assert outcome.finished == [run.name], outcome
+    ((_, record),) = read_records(tmp_path / "results")
+    assert record["key"] == config.key
+    assert len(record["curve"]["test_accuracy"]) == 1
+    assert record["conditions"]["jobs"] == noted_jobs(grid.folder(run)) == 1
+    assert sum(record["latent_weights"]["layer1.0.conv1"]) == 16 * 16 * 9
+    assert json.dumps(record["config"]["skip"]) == '["first-and-last"]'
