@@ -195,7 +195,10 @@ def test_copies_are_equal_and_independent(copier):
 
 
 def test_list_and_unknown_names():
-    assert list_models() == ["resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "vgg_small"]
+    assert list_models() == [
+        *("resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "vgg_small"),
+        *("resnet20_bireal", "resnet18_bireal", "resnet20_irnet", "resnet20_reste", "wide_resnet20"),
+    ]
     with pytest.raises(ValueError, match=r"'resnet21'.*resnet20"):
         get_model("resnet21")
     with pytest.raises(ValueError, match="resnet8"):  # nothing is near: all are named

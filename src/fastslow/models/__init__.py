@@ -8,6 +8,11 @@ from typing import Any
 from torch import nn
 
 from ..registry import Registry
+from .resnet_bireal import OptionAResNet as OptionAResNet
+from .resnet_bireal import resnet18_bireal as resnet18_bireal
+from .resnet_bireal import resnet20_bireal as resnet20_bireal
+from .resnet_bireal import resnet20_irnet as resnet20_irnet
+from .resnet_bireal import resnet20_reste as resnet20_reste
 from .resnet_cifar import ResNet as ResNet
 from .resnet_cifar import resnet8 as resnet8
 from .resnet_cifar import resnet20 as resnet20
@@ -17,9 +22,14 @@ from .resnet_cifar import resnet56 as resnet56
 from .resnet_cifar import resnet110 as resnet110
 from .vgg_small import VGGSmall as VGGSmall
 from .vgg_small import vgg_small as vgg_small
+from .wide_resnet import WideResNet20 as WideResNet20
+from .wide_resnet import wide_resnet20 as wide_resnet20
 
 _MODELS: Registry[Callable[..., nn.Module]] = Registry("model")
-for _build in (resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, vgg_small):
+for _build in (
+    *(resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, vgg_small),
+    *(resnet20_bireal, resnet18_bireal, resnet20_irnet, resnet20_reste, wide_resnet20),
+):
     _MODELS.add(_build.__name__, _build)
 
 
