@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from .convert import binary_layers as binary_layers
     from .convert import first_and_last as first_and_last
     from .convert import freeze as freeze
+    from .deploy.engine import Engine as Engine
+    from .deploy.engine import load_packed as load_packed
+    from .deploy.pack import Packed as Packed
+    from .deploy.pack import pack as pack
     from .methods import Method as Method
     from .methods import get_method as get_method
     from .methods import list_methods as list_methods
     from .methods import register_method as register_method
+    from .training.config import RunConfig as RunConfig
+    from .training.loop import Trainer as Trainer
     from .weights import load_weights as load_weights
     from .weights import save_weights as save_weights
     from .wrapper import BinaryOptimizer as BinaryOptimizer
@@ -35,7 +41,11 @@ if TYPE_CHECKING:
 _HOME = {
     "binarize": ("Binarizer",),
     "convert": ("Conversion", "binarize_", "binary_layers", "first_and_last", "freeze"),
+    "deploy.engine": ("Engine", "load_packed"),
+    "deploy.pack": ("Packed", "pack"),
     "methods": ("Method", "get_method", "list_methods", "register_method"),
+    "training.config": ("RunConfig",),
+    "training.loop": ("Trainer",),
     "weights": ("load_weights", "save_weights"),
     "wrapper": ("BinaryOptimizer", "optimizer"),
 }

@@ -64,6 +64,12 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 self._stepping = False
         for driver in self.drivers:
             driver.after_step(may_step)
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self.count_step()
+        return loss
+
+    def count_step(self) -> None:
+        """What a step does to counters and schedules. The replay of a captured step leaves this to its caller."""
         epoch = self._epoch()
         self.steps += 1
         if self.total_steps is not None:
@@ -71,7 +77,6 @@ class BinaryOptimizer(torch.optim.Optimizer):
         if epoch < self._epoch() < (self.epochs or 0):
             for driver in self.drivers:
                 driver.start_epoch(self._epoch())
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)

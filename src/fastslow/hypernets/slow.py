@@ -2,47 +2,19 @@
 
 Both take `tokens` (batch, length, patch), oldest first, put the Layer Recognition Embedding (LRE) of `layer` (batch,)
 before them (Eq. 10), and return what the net says at the last `outputs` tokens (Eq. 11), (batch, outputs, patch).
-
-Rows are independent, so many of them run in pieces that fit the cache; in a backward pass each piece is recomputed.
-Who holds the cotangent of the output already, as the training step does, calls `pullback` and saves that second run.
 """
 
 import math
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from fastslow.hypernets import native
+from fastslow.hypernets.layouts import SlowNet
 from fastslow.hypernets.scan import Discretization, check_discretization, selective_scan_reference
-from fastslow.hypernets.scan_chunked import BLOCK, selective_scan
-
-
-class SlowNet(nn.Module):
-    """What the slow-nets share: `run` is the net on one piece of rows, `row_cost` the elements a row of it takes."""
-
-    row_cost: int
-
-    def run(self, tokens: Tensor, layer: Tensor, outputs: int, *, reference: bool = False) -> Tensor:
-        raise NotImplementedError
-
-    def forward(self, tokens: Tensor, layer: Tensor, outputs: int, *, reference: bool = False) -> Tensor:
-        """M_s at the last `outputs` tokens; `reference=True` is the slow, plain twin that the tests compare with."""
-        if not 1 <= outputs <= tokens.shape[1]:
-            raise ValueError(f"outputs={outputs} must be between 1 and the number of tokens, {tokens.shape[1]}")
-        rows = max(1, BLOCK // self.row_cost)
-        if reference or len(tokens) <= rows:
-            return self.run(tokens, layer, outputs, reference=reference)
-        pieces = zip(tokens.split(rows), layer.split(rows), strict=True)
-        out = [checkpoint(self.run, *piece, outputs, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-        return torch.cat(cast(list[Tensor], out))
-
-    def pullback(self, tokens: Tensor, layer: Tensor, cotangent: Tensor) -> None:
-        """Add to the `.grad` of every parameter what `forward(tokens, layer, outputs).backward(cotangent)` would."""
-        rows = max(1, BLOCK // self.row_cost)
-        for t, i, c in zip(tokens.split(rows), layer.split(rows), cotangent.split(rows), strict=True):
-            self.forward(t, i, cotangent.shape[1]).backward(c)
+from fastslow.hypernets.scan_chunked import selective_scan
 
 
 class MambaSlowNet(SlowNet):
@@ -83,6 +55,7 @@ class MambaSlowNet(SlowNet):
             raise ValueError(f"patch={patch} must equal d_model={d_model} without W_a and W_b; use projections=True")
         d_inner = expand * d_model
         self.row_cost = d_inner * d_state
+        self.patch = patch
         self.discretization: Discretization = discretization
         self.splits = [dt_rank, d_state, d_state]
         self.W_a = nn.Linear(patch, d_model, bias=False) if projections else None
@@ -123,6 +96,34 @@ class MambaSlowNet(SlowNet):
             out = _project(self.W_b.weight, out)
         return out.permute(2, 1, 0)
 
+    def concat(
+        self,
+        history: Tensor,
+        sizes: Sequence[int],
+        layers: Sequence[int],
+        *,
+        scales: Tensor | None = None,
+        known: Tensor | None = None,
+        reference: bool = False,
+    ) -> Tensor:
+        if not reference and native.can_run(self, history):
+            return native.concat(self, history, sizes, layers, scales, known=known)
+        return super().concat(history, sizes, layers, scales=scales, reference=reference)
+
+    def per_weight(
+        self,
+        history: Tensor,
+        sizes: Sequence[int],
+        layers: Sequence[int],
+        *,
+        scales: Tensor | None = None,
+        known: Tensor | None = None,
+        reference: bool = False,
+    ) -> Tensor:
+        if not reference and native.can_run(self, history) and len(history) < native.MAX_TOKENS:
+            return native.per_weight(self, history, sizes, layers, scales, known=known)
+        return super().per_weight(history, sizes, layers, scales=scales, known=known, reference=reference)
+
     def _convolve(self, in_x: Tensor, u: Tensor) -> Tensor:
         """conv(in_proj(u)) as one product: a depthwise filter after a projection is a small dense filter on u."""
         taps = self.conv.kernel_size[0]
@@ -138,6 +139,7 @@ class LSTMSlowNet(SlowNet):
     def __init__(self, layers: int, *, hidden: int = 100, patch: int = 1) -> None:
         super().__init__()
         _check_sizes(layers=layers, hidden=hidden, patch=patch)
+        self.patch = patch
         self.row_cost = hidden
         self.lre = nn.Embedding(layers, patch)
         self.lstm = nn.LSTM(patch, hidden, batch_first=True)

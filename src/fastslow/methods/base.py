@@ -143,7 +143,17 @@ class Slot:
 
 
 class Driver:
-    """Acts before and after the base optimizer's step. The base class does nothing, which is all STE needs."""
+    """Acts before and after the base optimizer's step. The base class does nothing, which is all STE needs.
+
+    ``graph_safe``: a step, once ``eager_steps`` have run, is the same kernels on the same memory every time, so that it
+    can be captured in a CUDA graph. A subclass that keeps that promise says so.
+    """
+
+    eager_steps: int = 0
+
+    @property
+    def graph_safe(self) -> bool:
+        return type(self) is Driver
 
     def before_step(self) -> bool:
         """Prepare ``.grad`` for the base optimizer. False: it must not step in this iteration."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..hypernets.coordinate import CoordinateLSTM
 from ..hypernets.fast import FastNet
 from ..hypernets.history import History
+from ..hypernets.layouts import SlowNet
 from ..hypernets.slow import LSTMSlowNet, MambaSlowNet
 from .base import Slot
 from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _shift
@@ -139,6 +140,8 @@ class FSGDriver(LookaheadDriver):
     def __init__(self, method: FSG, slots: list[Slot]) -> None:
         super().__init__(method, slots)
         self.gradient = self.zeros()  # g of the last iteration: the fast-net's input
+        self.slow_value = self.zeros()  # M_s of the last look-ahead, and what it was made from
+        self._slow_made_from: Any = None
         self.memory = CarriedMemory("slow", self) if method.slow == "lstm-what" else None
         self.stored = History(self.sizes, 1 if self.memory else method.length, dtype=self.dtype, device=self.device)
 
@@ -197,53 +200,31 @@ class FSGDriver(LookaheadDriver):
         if self.memory is not None:
             columns = self.columns(layers)
             return self.memory.advance(self.hat[columns], layers) * self.gradient[columns]
-        if self.method.layout == "concat":
-            return torch.cat([self._concatenated(i) for i in layers])
         if len({self.stored.counts[i] for i in layers}) == 1:
-            return self._per_weight(layers)
-        return torch.cat([self._per_weight([i]) for i in layers])
+            return self._slow_gradient(layers)
+        return torch.cat([self._slow_gradient([i]) for i in layers])
 
-    def _concatenated(self, layer: int) -> Tensor:
-        """One sequence for the layer, the gradients one after the other; the outputs at the newest one's tokens."""
-        history = self.stored.ordered(layer)
-        scale = self._scales(history, [layer])
-        tokens = _patches(history if scale is None else history / scale, self.method.patch)
-        count = tokens.shape[1]
-        sequence = tokens.reshape(1, -1, self.method.patch)
-        index = torch.tensor([layer], device=self.device)
-        output = self.nets["slow"](sequence, index, count).reshape(-1)[: self.sizes[layer]]
-        return output if scale is None else output * scale
+    def _slow_gradient(self, layers: Sequence[int]) -> Tensor:
+        """The same of layers with equally long histories.
 
-    def _per_weight(self, layers: Sequence[int]) -> Tensor:
-        """One sequence for each patch of weights, the l gradients along it; the output at the newest."""
-        patch = self.method.patch
+        A look-ahead generates with the parameters and the history that the next step trains on: what it found is kept,
+        so that the step only has to differentiate it.
+        """
+        net = self.nets["slow"]
+        assert isinstance(net, SlowNet)
         history = self.stored.ordered_together(layers)
-        scale = self._scales(history, layers)
-        history = history if scale is None else history / scale
-        if patch == 1:
-            tokens = history.unsqueeze(-1)
-            counts = [self.sizes[i] for i in layers]
-        else:
-            pieces = [_patches(h, patch) for h in history.split([self.sizes[i] for i in layers], dim=1)]
-            tokens = torch.cat(pieces, dim=1)
-            counts = [piece.shape[1] for piece in pieces]
-        repeats = torch.tensor(counts, device=self.device)
-        index = torch.tensor(list(layers), device=self.device).repeat_interleave(repeats)
-        output = self.nets["slow"](tokens.transpose(0, 1).contiguous(), index, 1).reshape(-1)
-        if patch != 1:  # drop the padding of each layer's last patch
-            parts = output.split([count * patch for count in counts])
-            output = torch.cat([part[: self.sizes[i]] for part, i in zip(parts, layers, strict=True)])
-        return output if scale is None else output * scale
-
-    def _scales(self, history: Tensor, layers: Sequence[int]) -> Tensor | None:
-        """RMS of each layer's stored gradients, one number a weight; None without normalisation."""
-        if self.method.normalise == "none":
-            return None
         sizes = [self.sizes[i] for i in layers]
-        rms = torch.stack([h.square().mean().sqrt() for h in history.split(sizes, dim=1)])
-        # A layer whose gradients are all zero keeps zeros: any positive unit will do.
-        rms = torch.where(rms > 0, rms, torch.ones_like(rms))
-        return rms.repeat_interleave(torch.tensor(sizes, device=self.device))
+        scales = _rms(history, sizes) if self.method.normalise == "rms" else None
+        read = net.concat if self.method.layout == "concat" else net.per_weight
+        made_from = (tuple(layers), [p._version for p in (*net.parameters(), self.stored.buffer)])
+        if torch.is_grad_enabled():
+            columns = self.columns(layers)
+            known = self.slow_value[columns] if self._slow_made_from == made_from else None
+            return read(history, sizes, layers, scales=scales, known=known)
+        value = read(history, sizes, layers, scales=scales)
+        self.slow_value[self.columns(layers)] = value
+        self._slow_made_from = made_from
+        return value
 
     # -- what the step asks for -----------------------------------------------------------------------------------
 
@@ -274,7 +255,8 @@ class FSGDriver(LookaheadDriver):
 
     def move(self, device: torch.device) -> None:
         super().move(device)
-        self.gradient = self.gradient.to(device)
+        self.gradient, self.slow_value = self.gradient.to(device), self.slow_value.to(device)
+        self._slow_made_from = None
         self.stored.to(device)
         if self.memory is not None:
             self.memory.move(device)
@@ -286,17 +268,17 @@ class FSGDriver(LookaheadDriver):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.gradient.copy_(state["gradient"])
+        self._slow_made_from = None
         self.stored.load_state_dict(state["history"])
         if self.memory is not None:
             self.memory.load_state_dict(state)
 
 
-def _patches(history: Tensor, patch: int) -> Tensor:
-    """(count, xi) -> (count, ceil(xi / patch), patch); the last patch is padded with zeros."""
-    missing = -history.shape[1] % patch
-    if missing:
-        history = nn.functional.pad(history, (0, missing))
-    return history.reshape(history.shape[0], -1, patch)
+def _rms(history: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Root mean square of each layer's stored gradients."""
+    rms = torch.stack([part.square().mean().sqrt() for part in history.split(list(sizes), dim=1)])
+    # A layer whose gradients are all zero keeps zeros: any positive unit will do.
+    return torch.where(rms > 0, rms, torch.ones_like(rms))
 
 
 def _nonzero(eta: Tensor | float) -> bool:

@@ -14,6 +14,7 @@ from ..convert import binarize_, first_and_last
 from ..methods import METHODS
 from ..weights import load_strictly, load_weights
 from .config import FIRST_AND_LAST, NONE, SHIPPED, RunConfig
+from .named_weights import PREFIX, find_weights
 
 
 def shipped_weights(model: str, data: str) -> Path:
@@ -30,6 +31,13 @@ def shipped_weights(model: str, data: str) -> Path:
     return path
 
 
+def weights_file(config: RunConfig) -> Path:
+    """The file of the float weights that a config starts from."""
+    if config.weights == SHIPPED:
+        return shipped_weights(config.model, config.data)
+    return find_weights(config.weights) if config.weights.startswith(PREFIX) else Path(config.weights)
+
+
 def build_model(config: RunConfig, classes: int) -> nn.Module:
     """The model of a config, float weights loaded, binarized."""
     torch.manual_seed(config.seed)
@@ -39,7 +47,7 @@ def build_model(config: RunConfig, classes: int) -> nn.Module:
     except TypeError as error:
         raise ValueError(f"model {config.model} doesn't take these fields: {error}") from error
     if config.weights != NONE:
-        path = shipped_weights(config.model, config.data) if config.weights == SHIPPED else Path(config.weights)
+        path = weights_file(config)
         weights = load_weights(path)
         # The authors' network has a BatchNorm before fc that float networks lack: it starts fresh, as in their code.
         if config.model_fields.get("bn_before_fc"):
@@ -65,10 +73,14 @@ def _expand(model: nn.Module, entry: str) -> list[str]:
     return first_and_last(model) if entry == FIRST_AND_LAST else [entry]
 
 
-def build_base_optimizer(config: RunConfig, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
-    """The torch optimizer of a config."""
+def build_base_optimizer(config: RunConfig, model: nn.Module, capturable: bool = False) -> torch.optim.Optimizer:
+    """The torch optimizer of a config; ``capturable`` in a CUDA graph: fused, the learning rate a tensor."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if capturable:
+        common |= {"lr": torch.tensor(config.lr, device=parameters[0].device), "fused": True}
+        if config.optimizer in ("adam", "adamw"):
+            common["capturable"] = True
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, **common)
     if config.optimizer == "adamw":

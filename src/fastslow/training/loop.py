@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,20 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import Batches, Dataset
+from ..weights import load_strictly, save_weights
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_model
+from .checkpoint import CheckpointError
 from .conditions import conditions
 from .config import RunConfig
 from .evaluate import BitWatch, evaluate
+from .finite import TrainingDiverged, broken_output, broken_state
+from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
-from .run import RunFolder
+from .precision import float32_products
+from .run import WEIGHTS, RunFolder
 from .sinks import Silent, Sink
 
 log = logging.getLogger("fastslow")
-
-
-class TrainingDiverged(ArithmeticError):
-    """The loss is no longer a number."""
 
 
 class Trainer:
@@ -66,23 +68,28 @@ class Trainer:
         if channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.total_steps = config.epochs * len(self.train_batches)
-        self.optimizer = build_base_optimizer(config, self.model)
+        self.optimizer = build_base_optimizer(config, self.model, capturable=self.device.type == "cuda")
         if config.method is not None:
-            self.optimizer = wrap(self.model, self.optimizer, total_steps=self.total_steps)
+            self.optimizer = wrap(self.model, self.optimizer, total_steps=self.total_steps, epochs=config.epochs)
         self.bits = BitWatch(self.model)
         self.done = 0  # optimizer steps
         self.rows: list[dict[str, Any]] = []  # one an epoch
+        self._metrics: dict[str, float] = {}  # of the step before a resume, should the epoch end there
         self._seconds = 0.0  # of training, over all sessions of the run
         self._epoch_seconds = 0.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._correct = torch.zeros((), dtype=torch.int64, device=self.device)
         torch.manual_seed(config.seed)  # for what is random in a forward pass, the same for every method
+        reason = why_not(self)
+        self._graphed = GraphedSteps(self) if reason is None else None
+        if reason is not None and self.device.type == "cuda":
+            log.info("steps run one kernel at a time, not as a CUDA graph: %s", reason)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run stands; returns the result."""
         self.sink.start(self._description(), self.done, self.total_steps)
         try:
-            with StopRequests() as stop:
+            with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
                 while len(self.rows) < self.config.epochs:
                     self._train_epoch(stop)
         finally:
@@ -94,56 +101,82 @@ class Trainer:
         epoch = len(self.rows)
         start = self.done - epoch * len(self.train_batches)
         saved_at = time.monotonic()
-        for x, y in self.train_batches.epoch(epoch, start):
-            began = time.perf_counter()
-            loss = self.train_step(x, y)
+        began = time.perf_counter()
+        for loss in self._steps(epoch, start):
             self._epoch_seconds += time.perf_counter() - began
+            if loss is not None and not math.isfinite(loss):
+                self._diverged(f"the loss is {loss} at step {self.done}")
             self.sink.step(self.done, loss)
             if stop.received is not None:
                 self.save()
-                raise Interrupted(stop.received)
+                self._interrupt(stop.received)
             if time.monotonic() - saved_at > self.checkpoint_seconds:
                 self.save()
                 saved_at = time.monotonic()
+            began = time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self._epoch_seconds += time.perf_counter() - began
         self._end_epoch(epoch)
         self.save()
+        if stop.received is not None and len(self.rows) < self.config.epochs:
+            self._interrupt(stop.received)
+
+    def _interrupt(self, signal_number: int) -> None:
+        raise Interrupted(signal_number, self.done, self.run.path if self.run is not None else None)
+
+    def _steps(self, epoch: int, start: int) -> Iterator[float | None]:
+        """Do the steps of an epoch from batch ``start`` on; yields each one's loss where reading it is free, or due."""
+        if self._graphed is not None:
+            yield from self._graphed.run(epoch, start)
+            return
+        for x, y in self.train_batches.epoch(epoch, start):
+            yield self.train_step(x, y)
 
     def train_step(self, x: Tensor, y: Tensor) -> float | None:
-        """One step. Returns the loss where reading it is free, or due."""
-        self._set_learning_rate()
+        """One step on one batch."""
+        self.set_learning_rate()
+        loss = self.update(x, y)
+        # On a GPU reading the loss would stall the queue: look now and then.
+        value = float(loss) if self.device.type == "cpu" or self.done % LOOK_EVERY == 0 else None
+        self.done += 1
+        return value
+
+    def update(self, x: Tensor, y: Tensor) -> Tensor:
+        """Forward, backward, optimizer: all that a CUDA graph captures. Returns the loss, detached."""
         self.model.train()
         with self._autocast():
             logits = self.model(x)
             loss = F.cross_entropy(logits.float(), y)
-        # On a GPU reading the loss would stall the queue: look now and then.
-        value = float(loss.detach()) if self.device.type == "cpu" or self.done % 50 == 0 else None
-        if value is not None and not math.isfinite(value):
-            self._diverged(value)
+        if self.device.type == "cpu" and not math.isfinite(float(loss.detach())):
+            self._diverged(f"the loss is {float(loss.detach())} at step {self.done + 1}", x)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self._loss_sum += loss.detach() * len(y)
         self._correct += (logits.detach().argmax(1) == y).sum()
-        self.done += 1
-        return value
+        return loss.detach()
 
-    def _set_learning_rate(self) -> None:
+    def set_learning_rate(self) -> None:
         lr = self.config.learning_rate(self.done, len(self.train_batches))
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        # Without the cache of cast weights: a captured step must cast them itself, every time.
+        enabled = self.config.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _end_epoch(self, epoch: int) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         shown = len(self.train_batches) * self.train_batches.batch_size
         train_loss = float(self._loss_sum) / shown
         if not math.isfinite(train_loss):
-            self._diverged(train_loss)
+            self._diverged(f"the loss is {train_loss} in the epoch that ends at step {self.done}")
+        self._check_finite()
         test = evaluate(self.model, self.test_batches)
-        metrics = getattr(self.optimizer, "metrics", dict)()
         row = {
             "epoch": epoch + 1,
             "step": self.done,
@@ -153,7 +186,7 @@ class Trainer:
             "test_accuracy": test.accuracy,
             "test_loss": test.loss,
             **self.bits.look(),
-            **metrics,
+            **self._method_metrics(),
             "seconds": round(self._epoch_seconds, 3),
         }
         self._seconds += self._epoch_seconds
@@ -185,6 +218,8 @@ class Trainer:
             "curve": self.rows,
         }
         if self.run is not None:
+            method = {} if self.config.method is None else {"method": self.config.method}
+            save_weights(self.model, self.run.path / WEIGHTS, {"key": self.config.key, **method})
             self.run.write_result(result)
         return result
 
@@ -192,15 +227,22 @@ class Trainer:
         method = self.config.method or "float"
         return f"{self.config.model} {self.config.data} {method} {self.config.optimizer}"
 
-    def _diverged(self, loss: float) -> None:
-        where = next(
-            (name for name, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())),
-            "none of the weights",
-        )
+    def _method_metrics(self) -> dict[str, float]:
+        return getattr(self.optimizer, "metrics", dict)() or self._metrics
+
+    def _check_finite(self) -> None:
+        """A checkpoint and an evaluation must be of a network that still computes."""
+        if broken_state(self.model) is not None:
+            self._diverged(f"a weight stopped being finite by step {self.done}")
+
+    def _diverged(self, what: str, x: Tensor | None = None) -> None:
+        where = broken_state(self.model)
+        if where is None and x is not None:
+            where = broken_output(self.model, x)
         newest = self.run.checkpoints.paths() if self.run is not None else []
         good = f"the last good checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
         raise TrainingDiverged(
-            f"the loss is {loss} at step {self.done}; first not finite: {where}; {good}; try a smaller --lr"
+            f"training diverged: {what}, first not finite: {where or 'the loss itself'}; {good}; try a smaller lr"
         )
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -211,7 +253,9 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "bits": self.bits.state_dict(),
             "done": self.done,
+            "steps_per_epoch": len(self.train_batches),
             "rows": self.rows,
+            "metrics": self._method_metrics(),
             "seconds": self._seconds,
             "epoch_seconds": self._epoch_seconds,
             "loss_sum": self._loss_sum,
@@ -221,11 +265,17 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        if state["steps_per_epoch"] != len(self.train_batches):
+            raise ValueError(
+                f"it has {state['steps_per_epoch']} steps an epoch, the run now has {len(self.train_batches)}: "
+                "the data set has changed"
+            )
+        load_strictly(self.model, state["model"], "its network")
         self.optimizer.load_state_dict(state["optimizer"])
         self.bits.load_state_dict(state["bits"])
         self.done = state["done"]
         self.rows = state["rows"]
+        self._metrics = state["metrics"]
         self._seconds = state["seconds"]
         self._epoch_seconds = state["epoch_seconds"]
         self._loss_sum.copy_(state["loss_sum"])
@@ -237,14 +287,20 @@ class Trainer:
     def save(self) -> None:
         """Take a checkpoint, if the run has a folder."""
         if self.run is not None:
+            self._check_finite()
             self.run.checkpoints.save(self.done, self.state_dict())
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder."""
         assert self.run is not None
         if not self.run.checkpoints.paths():
-            return  # stopped before the first one: start again
+            self.run.rewind_metrics([])
+            log.info("%s has no checkpoint yet: starting from its beginning", self.run.path)
+            return
         path, state = self.run.checkpoints.load_newest()
-        self.load_state_dict(state)
+        try:
+            self.load_state_dict(state)
+        except (ValueError, LookupError, RuntimeError) as error:
+            raise CheckpointError(f"{path} doesn't belong to this run: {error}") from error
         self.run.rewind_metrics(self.rows)
         log.info("resumed at step %d from %s", self.done, path)

@@ -1,0 +1,91 @@
+"""The whole training step as one CUDA graph: gather, augmentation, forward, backward, methods, optimizer.
+
+A ResNet on small images leaves a GPU waiting for Python most of the time. A captured step is launched as one; what
+changes between steps (which images, the learning rate) is written into tensors that the graph reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..wrapper import BinaryOptimizer
+
+if TYPE_CHECKING:
+    from .loop import Trainer
+
+LOOK_EVERY = 50  # steps between two looks at the loss, each of which waits for the GPU
+
+
+def why_not(trainer: Trainer) -> str | None:
+    """Why a trainer's step can't be captured, or None if it can."""
+    if trainer.device.type != "cuda":
+        return "the device is no CUDA GPU"
+    if isinstance(trainer.optimizer, BinaryOptimizer):
+        for driver in trainer.optimizer.drivers:
+            if not driver.graph_safe:
+                return f"{type(driver).__name__} decides something in Python at every step"
+    return None
+
+
+class GraphedSteps:
+    """Runs a trainer's steps: a few eagerly, so that every lazy state exists, then one graph over and over."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        size = trainer.train_batches.batch_size
+        self.indices = torch.zeros(size, dtype=torch.int64, device=trainer.device)
+        self.shifts = torch.zeros(size, 2, dtype=torch.int64, device=trainer.device)
+        self.flips = torch.zeros(size, dtype=torch.bool, device=trainer.device)
+        self.loss = torch.zeros((), device=trainer.device)
+        # Warm-up and capture share one side stream, as torch asks: gradients remember the stream they were made on.
+        self.stream = torch.cuda.Stream(trainer.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        drivers = trainer.optimizer.drivers if isinstance(trainer.optimizer, BinaryOptimizer) else []
+        self.eager_left = max([3, *(driver.eager_steps for driver in drivers)])
+
+    def run(self, epoch: int, start: int) -> Iterator[float | None]:
+        """The steps of an epoch from batch ``start`` on; yields the loss where it is looked at."""
+        batches = self.trainer.train_batches
+        plan = [part.to(self.trainer.device) for part in batches.plan(epoch)]
+        for batch in range(start, len(batches)):
+            part = slice(batch * batches.batch_size, (batch + 1) * batches.batch_size)
+            yield self._step(*(values[part] for values in plan))
+
+    def _step(self, indices: Tensor, shifts: Tensor, flips: Tensor) -> float | None:
+        trainer = self.trainer
+        self.indices.copy_(indices)
+        self.shifts.copy_(shifts)
+        self.flips.copy_(flips)
+        trainer.set_learning_rate()
+        if self.graph is None and self.eager_left == 0:
+            self._capture()
+        if self.graph is None:
+            self.eager_left -= 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self._body()
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            self.graph.replay()
+            if isinstance(trainer.optimizer, BinaryOptimizer):
+                trainer.optimizer.count_step()
+        value = float(self.loss) if trainer.done % LOOK_EVERY == 0 else None
+        trainer.done += 1
+        return value
+
+    def _capture(self) -> None:
+        self.trainer.optimizer.zero_grad()  # gradients made inside the graph live in its memory
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.trainer.device)
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._body()
+
+    def _body(self) -> None:
+        batches = self.trainer.train_batches
+        x = batches.gather(self.indices, self.shifts, self.flips)
+        y = batches.image_set.labels[self.indices]
+        self.loss.copy_(self.trainer.update(x, y))
