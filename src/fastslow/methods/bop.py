@@ -71,6 +71,7 @@ class BopDriver(Driver):
         self.method = method
         self.slots = slots
         self.momentum = {slot.name: torch.zeros_like(slot.layer.weight, requires_grad=False) for slot in slots}
+        self._gradients: list[tuple[Tensor, Tensor]] = []
         self._flipped: Tensor | None = None
 
     def before_step(self) -> bool:
@@ -84,10 +85,16 @@ class BopDriver(Driver):
             bits = sign(weight)
             chosen = flips(bits, m, self.method.tau)
             weight.copy_(torch.where(chosen, -bits, bits))
+            self._gradients.append((weight, weight.grad))
             weight.grad = None  # not the base optimizer's
             flipped.append(chosen.float().mean())
         self._flipped = torch.stack(flipped).mean() if flipped else None
         return True
+
+    def after_step(self, stepped: bool) -> None:
+        for weight, gradient in self._gradients:
+            weight.grad = gradient
+        self._gradients.clear()
 
     def metrics(self) -> dict[str, float]:
         return {} if self._flipped is None else {"bop_flips": float(self._flipped)}

@@ -1,7 +1,7 @@
 """Residual networks for 32x32 images as papers on binary networks build them: parameter-free shortcuts.
 
 Where the shape changes, the shortcut takes every second pixel and pads channels with zeros ("option A" of He et al.),
-so that every convolution but the first can be binary. Between pooling and the linear layer is a BatchNorm. Three blocks:
+so that every convolution but the first can be binary. A BatchNorm precedes the linear layer. Three blocks:
 
     bireal   x = act(bn(conv(x)) + x), twice: a shortcut around *each* convolution (Liu et al., ECCV 2018); for 1-bit
              inputs, since real values bypass every sign; hardtanh, or AdaBin's Maxout
