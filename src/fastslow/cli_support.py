@@ -19,6 +19,7 @@ from .methods import METHODS, check_fields
 from .training.build import shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
+from .training.named_weights import PREFIX
 from .training.run import RunFolder
 from .training.sinks import ConsoleSink
 
@@ -84,7 +85,8 @@ def _check_types(method: str, fields: dict[str, Any]) -> None:
 def choose_weights(weights: str | None, model: str, data_name: str) -> str:
     """What ``--weights`` means when it isn't given: the shipped float network where there is one, else none."""
     if weights is not None:
-        return weights if weights in (NONE, SHIPPED) else str(Path(weights).resolve())
+        by_name = weights in (NONE, SHIPPED) or weights.startswith(PREFIX)
+        return weights if by_name else str(Path(weights).expanduser().resolve())
     try:
         shipped_weights(model, data_name)
     except ValueError:

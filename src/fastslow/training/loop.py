@@ -87,6 +87,8 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run stands; returns the result."""
+        if not self.done:
+            torch.manual_seed(self.config.seed)  # once more: who knows what was drawn since the trainer was built
         self.sink.start(self._description(), self.done, self.total_steps)
         try:
             with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
