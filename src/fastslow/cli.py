@@ -46,7 +46,7 @@ RunOption = Annotated[
 OptimizerName = Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.", rich_help_panel=_OPTIMIZATION)]
 Lr = Annotated[float, typer.Option(help="Learning rate at its highest.", rich_help_panel=_OPTIMIZATION)]
 WeightDecay = Annotated[float, typer.Option(help="The optimizer's own.", rich_help_panel=_OPTIMIZATION)]
-Schedule = Annotated[str, typer.Option(help="step, cosine or constant.", rich_help_panel=_OPTIMIZATION)]
+Schedule = Annotated[str, typer.Option(help="step, cosine, restarts or constant.", rich_help_panel=_OPTIMIZATION)]
 Epochs = Annotated[int, typer.Option(help="Passes over the training images.", rich_help_panel=_OPTIMIZATION)]
 BatchSize = Annotated[int, typer.Option(help="Images a step.", rich_help_panel=_OPTIMIZATION)]
 Seed = Annotated[
@@ -123,6 +123,11 @@ def methods(
 
 @app.command()
 def train(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A published run, such as irnet-resnet20; options given beside it override it."),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="How gradients pass the bits; see `fastslow methods`.", rich_help_panel=_METHOD)
     ] = "fsg",
@@ -144,6 +149,12 @@ def train(
         typer.Option(help="dorefa, sign, scaled-sign or scaled-sign-filter.", rich_help_panel=_METHOD),
     ] = None,
     bits: Annotated[int, typer.Option(help="Bits of a weight.", rich_help_panel=_METHOD)] = 1,
+    activations: Annotated[
+        str,
+        typer.Option(
+            help="sign: 1-bit inputs of the binary layers; real; auto: the method's own.", rich_help_panel=_METHOD
+        ),
+    ] = "auto",
     skip: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,7 +171,7 @@ def train(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Float weights to start from: PATH, shipped or none (default: shipped if there are any).",
+            help="Float weights to start from: PATH, shipped, none, or name:NAME (default: shipped if there are any).",
             rich_help_panel=_NETWORK,
         ),
     ] = None,
@@ -189,9 +200,14 @@ def train(
 ) -> None:
     """Binarize a network and train it."""
     from . import cli_support as support
+    from .recipes.sota import RUNS, override
     from .training.config import FIRST_AND_LAST, RunConfig
 
     support.show_logs()
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if recipe is not None:
+        method = method if "method" in given else str(RUNS[recipe]().method)
     skips = [FIRST_AND_LAST] if skip is None else [entry for entry in skip if entry != "none"]
     config = RunConfig(
         model=model,
@@ -203,6 +219,7 @@ def train(
         method_fields=support.parse_fields(method, set_ or [], beta=beta, length=length),
         binarizer=binarizer,
         bits=bits,
+        activations=None if activations == "real" else activations,
         skip=tuple(skips),
         optimizer=optimizer,  # pyright: ignore[reportArgumentType]
         lr=lr,
@@ -217,6 +234,8 @@ def train(
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
     )
+    if recipe is not None:
+        config = override(RUNS[recipe](), config, given)
     support.start(config, run, device, data_root, json)
 
 

@@ -74,6 +74,10 @@ class BopDriver(Driver):
         self._gradients: list[tuple[Tensor, Tensor]] = []
         self._flipped: Tensor | None = None
 
+    @property
+    def graph_safe(self) -> bool:
+        return True
+
     def before_step(self) -> bool:
         flipped: list[Tensor] = []
         for slot in self.slots:

@@ -34,7 +34,7 @@ class McDonnell(SignMethod):
     activations: ClassVar[tuple[str, ...]] = ()
 
     def scale(self, layer: BinaryLayer, w: Tensor) -> Tensor:
-        return w.new_tensor(math.sqrt(2 / w[0].numel()))
+        return w.new_full((), math.sqrt(2 / w[0].numel()))
 
     def derivative(self, z: Tensor, progress: Tensor) -> Tensor:
         return torch.ones_like(z)

@@ -148,6 +148,10 @@ class RBNNDriver(Driver):
         self.method = method
         self.slots = slots
 
+    @property
+    def graph_safe(self) -> bool:
+        return True
+
     def start_epoch(self, epoch: int) -> None:
         for slot in self.slots:
             layer = slot.layer

@@ -61,6 +61,10 @@ class ClipDriver(Driver):
         self.slots = slots
         self.centre = centre
 
+    @property
+    def graph_safe(self) -> bool:
+        return True
+
     def after_step(self, stepped: bool) -> None:
         for slot in self.slots:
             weight = slot.layer.weight

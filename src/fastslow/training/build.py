@@ -56,7 +56,13 @@ def build_model(config: RunConfig, classes: int) -> nn.Module:
     if config.method is not None:
         skip = [name for entry in config.skip for name in _expand(model, entry)]
         binarize_(
-            model, config.method, binarizer=config.binarizer, bits=config.bits, skip=skip, **method_fields(config)
+            model,
+            config.method,
+            binarizer=config.binarizer,
+            bits=config.bits,
+            activations=config.activations,
+            skip=skip,
+            **method_fields(config),
         )
     return model
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
-Schedule = Literal["step", "cosine", "constant"]
+Schedule = Literal["step", "cosine", "restarts", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
 
 FIRST_AND_LAST = "first-and-last"  # the paper's choice of layers to leave in float
@@ -32,6 +32,7 @@ _OTHER = (
     ("weights", str, 'a path, "shipped" or "none"'),
     ("method", str | None, "the name of a method, or None for the float network"),
     ("binarizer", str | None, "the name of a binarizer, or None for the method's own"),
+    ("activations", str | None, '"sign", None for real ones, or "auto" for the method\'s own'),
     ("model_fields", dict, "a dictionary"),
     ("method_fields", dict, "a dictionary"),
     ("skip", tuple | list, "a list of patterns"),
@@ -53,6 +54,7 @@ class RunConfig:
     method_fields: dict[str, Any] = field(default_factory=dict)
     binarizer: str | None = None
     bits: int = 1
+    activations: str | None = "auto"  # "sign": 1-bit inputs of the binary layers; "auto": the method's own choice
     skip: tuple[str, ...] = (FIRST_AND_LAST,)
 
     optimizer: Optimizer = "adam"
@@ -106,14 +108,18 @@ class RunConfig:
     @property
     def key(self) -> str:
         """A short hash that is equal exactly for equal configs."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        values = self.to_dict()
+        if self.activations == "auto":  # runs recorded before there was a choice keep their key
+            del values["activations"]
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of step 0, 1, 2, ...: a pure function, so that resuming needs no scheduler state.
 
         Warm-up rises linearly over its epochs. "step" multiplies by ``step_factor`` every ``step_epochs`` epochs;
-        "cosine" falls to zero over the whole run, step by step.
+        "cosine" falls to zero over the whole run, step by step; "restarts" does so in 2, then 4, 8, ... epochs, so that
+        a run should have 2, 6, 14, 30, 62, ...
         """
         warmup = self.warmup_epochs * steps_per_epoch
         if step < warmup:
@@ -123,4 +129,9 @@ class RunConfig:
         if self.schedule == "cosine":
             share = (step - warmup) / max(1, self.epochs * steps_per_epoch - warmup)
             return self.lr * 0.5 * (1 + math.cos(math.pi * share))
+        if self.schedule == "restarts":
+            epoch, length = (step - warmup) / steps_per_epoch, 2
+            while epoch >= length:
+                epoch, length = epoch - length, 2 * length
+            return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / length))
         return self.lr
