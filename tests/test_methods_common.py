@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fastslow as fs
 from fastslow.methods import METHODS
+from fastslow.weights import load_strictly
 from toy import BATCHES, EPOCHS, STEPS, ToyNet, accuracy, toy_data, toy_net, train
 
 SMALL = {"expand": 2, "d_state": 2, "fast_hidden": 6, "slow_hidden": 4, "length": 2, "fast_lr": 0.03}
@@ -145,8 +146,11 @@ def test_float_weights_load_strictly_before_and_after(row):
     prefix = row.name.replace("-", "_")
     assert all(key.rpartition(".")[0] in ("conv", "hidden", "out") for key in extra)
     assert all(key.rpartition(".")[2].startswith(f"{prefix}_") for key in extra)
+    checked = binary_net(row)
+    load_strictly(checked, weights, "float.safetensors")
     for key, value in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[key], value, rtol=0, atol=0, msg=key)
+        torch.testing.assert_close(checked.state_dict()[key], value, rtol=0, atol=0, msg=key)
     parameters = {id(p) for p in after.parameters()}
     base = torch.optim.SGD([{"params": toy_net().parameters()}], lr=0.1)
     with pytest.raises(ValueError, match="doesn't hold"):

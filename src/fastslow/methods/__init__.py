@@ -21,7 +21,7 @@ def register_method(
     cls: type[Method], *, family: str, paper: str, summary: str, formula: str = "", cost: str = "", choose: str = ""
 ) -> None:
     """Make a method known by its name, for :func:`fastslow.binarize_` and the command line."""
-    METHODS.add(cls.name, MethodInfo(cls, family, paper, summary, formula, cost, choose))
+    METHODS.add(cls.name, MethodInfo(cls.name, family, paper, summary, cls, formula, cost, choose))
 
 
 def get_method(method: str | Method, **fields: object) -> Method:

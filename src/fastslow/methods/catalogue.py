@@ -30,17 +30,18 @@ from .xnor import BWN, XNOR
 class MethodInfo:
     """A method as it is listed. ``family`` is surrogate, learned, or own update (an optimizer of its own)."""
 
-    cls: type[Method]
+    name: str
     family: str
     paper: str
     summary: str
+    cls: type[Method]
     formula: str = ""
     cost: str = ""
     choose: str = ""
 
-    @property
-    def name(self) -> str:
-        return self.cls.name
+
+def _row(cls: type[Method], family: str, paper: str, summary: str, *more: str) -> MethodInfo:
+    return MethodInfo(cls.name, family, paper, summary, cls, *more)
 
 
 _FSG = "Chen et al., AAAI 2025"
@@ -49,7 +50,7 @@ _FREE = "that of the float network"
 _U = "U = (1 - beta) C M_f(g, What) + beta M_s([LRE; h]);  W~ = W - eta U"
 
 ROWS = (
-    MethodInfo(
+    _row(
         STE,
         "surrogate",
         "Bengio et al. 2013; Zhou et al. 2016",
@@ -58,7 +59,7 @@ ROWS = (
         _FREE,
         "first, always: with Adam and a good learning rate it is hard to beat",
     ),
-    MethodInfo(
+    _row(
         BinaryConnect,
         "surrogate",
         "Courbariaux, Bengio, David, NeurIPS 2015",
@@ -67,7 +68,7 @@ ROWS = (
         _FREE,
         "as the oldest baseline; stochastic=True is its noisy form",
     ),
-    MethodInfo(
+    _row(
         BNN,
         "surrogate",
         "Hubara et al., NeurIPS 2016",
@@ -76,7 +77,7 @@ ROWS = (
         _FREE,
         "as the plainest network with 1-bit activations",
     ),
-    MethodInfo(
+    _row(
         BWN,
         "surrogate",
         "Rastegari et al., ECCV 2016",
@@ -85,7 +86,7 @@ ROWS = (
         _FREE,
         "where no BatchNorm follows that could learn the scale",
     ),
-    MethodInfo(
+    _row(
         XNOR,
         "surrogate",
         "Rastegari et al., ECCV 2016",
@@ -94,7 +95,7 @@ ROWS = (
         "one more small convolution a layer, also in evaluation",
         "for comparison; k_map=False makes it a plain 1-bit product that packs",
     ),
-    MethodInfo(
+    _row(
         DoReFaNet,
         "surrogate",
         "Zhou et al. 2016",
@@ -103,7 +104,7 @@ ROWS = (
         _FREE,
         "when two to eight bits are allowed",
     ),
-    MethodInfo(
+    _row(
         IRNet,
         "surrogate",
         "Qin et al., CVPR 2020",
@@ -112,7 +113,7 @@ ROWS = (
         "a few element-wise operations on the weights",
         "for training from scratch, real or 1-bit inputs: robust, and the base of many later methods",
     ),
-    MethodInfo(
+    _row(
         RBNN,
         "surrogate",
         "Lin et al., NeurIPS 2020",
@@ -121,7 +122,7 @@ ROWS = (
         "one matrix product a layer and step, singular values of two matrices a layer and epoch",
         "for long runs from scratch; needs epochs=..., and standardise=False to be packed",
     ),
-    MethodInfo(
+    _row(
         ReSTE,
         "surrogate",
         "Wu et al., ICCV 2023",
@@ -130,7 +131,7 @@ ROWS = (
         "one power of each weight",
         "for long runs from scratch with real inputs: the best published ResNet-20 without activations quantized",
     ),
-    MethodInfo(
+    _row(
         FDA,
         "surrogate",
         "Xu et al., NeurIPS 2021",
@@ -139,7 +140,7 @@ ROWS = (
         "two thin matrix products a layer (and one position, for 1-bit inputs)",
         "for 1-bit inputs; noise=0 leaves the Fourier backward alone",
     ),
-    MethodInfo(
+    _row(
         ReCU,
         "surrogate",
         "Xu et al., ICCV 2021",
@@ -148,7 +149,7 @@ ROWS = (
         "a few element-wise operations on the weights",
         "for 1-bit inputs on Bi-Real blocks: strong and simple",
     ),
-    MethodInfo(
+    _row(
         AdaBin,
         "surrogate",
         "Tu et al., ECCV 2022",
@@ -157,7 +158,7 @@ ROWS = (
         "a few element-wise operations on weights and inputs",
         "for the highest accuracy with 1-bit inputs; those inputs can't be packed here",
     ),
-    MethodInfo(
+    _row(
         Surge,
         "surrogate",
         "SURGE, ICML 2026",
@@ -166,7 +167,7 @@ ROWS = (
         "about twice the time and memory of a training step; nothing in evaluation",
         "for deep networks with 1-bit inputs, when training time is no concern",
     ),
-    MethodInfo(
+    _row(
         McDonnell,
         "surrogate",
         "McDonnell, ICLR 2018",
@@ -175,7 +176,7 @@ ROWS = (
         _FREE,
         "with a wide network from scratch: the strongest simple recipe for real inputs",
     ),
-    MethodInfo(
+    _row(
         QuantNet,
         "learned",
         "Liu et al., ECCV workshops 2020",
@@ -184,7 +185,7 @@ ROWS = (
         "one tanh a weight and hidden unit (8)",
         "to see training without any estimator; the published details are not public, ours fill in",
     ),
-    MethodInfo(
+    _row(
         FCGrad,
         "learned",
         _METAQUANT,
@@ -193,7 +194,7 @@ ROWS = (
         "small: one product a weight",
         "with plain SGD, where a learned step size pays",
     ),
-    MethodInfo(
+    _row(
         MultiFC,
         "learned",
         _METAQUANT,
@@ -202,7 +203,7 @@ ROWS = (
         "small: one product a weight",
         "with plain SGD; it is FSG's fast part alone",
     ),
-    MethodInfo(
+    _row(
         LSTMFC,
         "learned",
         _METAQUANT,
@@ -211,7 +212,7 @@ ROWS = (
         "200 numbers of state a weight, and an LSTM step for each",
         "for comparison",
     ),
-    MethodInfo(
+    _row(
         FSG,
         "learned",
         _FSG,
@@ -220,7 +221,7 @@ ROWS = (
         "a selective scan over six times the number of weights, every step",
         "to follow the paper to the letter, on a GPU",
     ),
-    MethodInfo(
+    _row(
         FSGCode,
         "learned",
         _FSG,
@@ -229,7 +230,7 @@ ROWS = (
         "as fsg",
         "to follow the authors' code",
     ),
-    MethodInfo(
+    _row(
         FSGLstm,
         "learned",
         _FSG,
@@ -238,7 +239,7 @@ ROWS = (
         "an LSTM over six steps for each weight",
         "for the paper's ablation",
     ),
-    MethodInfo(
+    _row(
         FSGWeight,
         "learned",
         _FSG,
@@ -247,7 +248,7 @@ ROWS = (
         "a short scan for each weight: practical on a CPU for small networks",
         "as the everyday FSG",
     ),
-    MethodInfo(
+    _row(
         Bop,
         "own update",
         "Helwegen et al., NeurIPS 2019",
@@ -256,7 +257,7 @@ ROWS = (
         "one average a weight, less than Adam keeps",
         "when memory in training matters, and gamma and tau can be tuned",
     ),
-    MethodInfo(
+    _row(
         ProxQuant,
         "own update",
         "Bai, Wang, Liberty, ICLR 2019",
@@ -265,7 +266,7 @@ ROWS = (
         _FREE,
         "from a pretrained float network with Adam",
     ),
-    MethodInfo(
+    _row(
         Mirror,
         "own update",
         "Ajanthan et al., AISTATS 2021",
