@@ -26,8 +26,16 @@ from .training.sinks import ConsoleSink
 log = logging.getLogger("fastslow")
 
 
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 def show_logs() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    """What the library says of its work, on stderr; other libraries' logs stay as they are."""
+    if not any(isinstance(handler, _ToStderr) for handler in log.handlers):
+        log.addHandler(_ToStderr())
+    log.setLevel(logging.INFO)
 
 
 def print_json(value: Any) -> None:
@@ -186,5 +194,4 @@ def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
         f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % "
         f"in epoch {result['best_epoch']}), train loss {result['train_loss']:.4f}, {result['seconds']:.0f} s"
     )
-    print(f"run folder {run.path}")
     print(f"run: {run.path}")
