@@ -273,7 +273,9 @@ class Trainer:
                 "the data set has changed"
             )
         load_strictly(self.model, state["model"], "its network")
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        self._restore_placement(rates)
         self.bits.load_state_dict(state["bits"])
         self.done = state["done"]
         self.rows = state["rows"]
@@ -285,6 +287,19 @@ class Trainer:
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+    def _restore_placement(self, rates: list[Any]) -> None:
+        """Put a loaded optimizer state where a captured step wants it, which torch leaves as it was in the file.
+
+        Learning rates that were tensors on the device stay these tensors, and momenta are laid out as their
+        channels-last weights: a file holds both on the CPU, row by row.
+        """
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate.fill_(float(group["lr"])) if isinstance(rate, Tensor) else float(group["lr"])
+        for p, kept in self.optimizer.state.items():
+            for key, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == p.shape and value.stride() != p.stride():
+                    kept[key] = torch.empty_like(p, requires_grad=False).copy_(value)
 
     def save(self) -> None:
         """Take a checkpoint, if the run has a folder."""
