@@ -7,6 +7,7 @@ file as a program.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -119,7 +120,7 @@ def mutate_header(rng: np.random.Generator, document: dict[str, Any]) -> None:
     key = list(node)[int(rng.integers(0, len(node)))]
     match rng.integers(0, 9):
         case 0:
-            node[key] = THINGS[int(rng.integers(0, len(THINGS)))]
+            node[key] = copy.deepcopy(THINGS[int(rng.integers(0, len(THINGS)))])
         case 1 | 2 | 3:
             values = node[key]
             if isinstance(values, list) and values:
@@ -136,7 +137,7 @@ def mutate_header(rng: np.random.Generator, document: dict[str, Any]) -> None:
             document["input"][int(rng.integers(0, 3))] = NUMBERS[int(rng.integers(0, len(NUMBERS)))]
         case _:
             field = list(document)[int(rng.integers(0, len(document)))]
-            document[field] = THINGS[int(rng.integers(0, len(THINGS)))]
+            document[field] = copy.deepcopy(THINGS[int(rng.integers(0, len(THINGS)))])
 
 
 def mutate_tensors(rng: np.random.Generator, tensors: dict[str, np.ndarray[Any, Any]]) -> None:

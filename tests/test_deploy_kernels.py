@@ -30,6 +30,8 @@ SHAPES: list[tuple[tuple[int, int, int], int, dict[str, Any]]] = [
     ((4, 1, 31), 6, {"kernel": (1, 5), "padding": (0, 2)}),
     ((2, 4, 4), 3, {"kernel": (2, 2), "padding": (3, 3)}),
     ((260, 3, 3), 256, {"padding": (1, 1)}),
+    ((9, 10, 6), 20, {}),  # this and the next: Winograd without and with more than the usual padding
+    ((12, 14, 30), 40, {"padding": (2, 2)}),
 ]
 
 

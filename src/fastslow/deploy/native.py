@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 BLOCK = 16  # channels of a float value are padded to a multiple of this
+TILES = 24  # squares that CONV_WINOGRAD transforms at a time
 
 
 class Kind(IntEnum):
@@ -34,6 +35,7 @@ class Kind(IntEnum):
     SIGN = 12
     FLATTEN = 13
     COPY = 14
+    CONV_WINOGRAD = 15
 
 
 class Layout(IntEnum):

@@ -25,18 +25,21 @@ OPSET = 17
 IR_VERSION = 8  # the one of opset 17: older readers refuse newer ones
 
 
-def export(source: str | Path | PackedModel, path: str | Path) -> int:
-    """Write a packed model as ONNX; returns the size of the file in bytes."""
+def export(source: str | Path | PackedModel, path: str | Path, *, expand: bool = False) -> int:
+    """Write a packed model as ONNX; returns the size of the file in bytes.
+
+    `expand` writes float weights instead of bits: the file that a float network would have, to compare with.
+    """
     model = source if isinstance(source, PackedModel) else read(source)
-    data = to_onnx(model).SerializeToString()
+    data = to_onnx(model, expand=expand).SerializeToString()
     write(path, data)
     return len(data)
 
 
-def to_onnx(model: PackedModel) -> ModelProto:
+def to_onnx(model: PackedModel, *, expand: bool = False) -> ModelProto:
     """The ONNX model; its input has a free batch size."""
     onnx = _import_onnx()
-    builder = _Builder(model.graph, model.info.dtype)
+    builder = _Builder(model.graph, model.info.dtype, expand)
     nodes, initializers = builder.build()
     value = onnx.helper.make_tensor_value_info
     float32 = onnx.TensorProto.FLOAT
@@ -74,8 +77,9 @@ def _import_onnx() -> Any:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, dtype: str) -> None:
+    def __init__(self, graph: Graph, dtype: str, expand: bool) -> None:
         self.onnx = _import_onnx()
+        self.expand = expand
         self.graph = graph
         self.stored = stored_tensors(graph, dtype)
         self.shapes = graph.shapes()
@@ -136,6 +140,11 @@ class _Builder:
         if not node.binary:
             return self.floats(f"{node.name}.weight")
         shape = weight_shape(node, inputs)
+        column = (-1, *[1] * (len(shape) - 1))
+        if self.expand:
+            signs = unpack_signs(node.tensors["bits"], shape)
+            scale = node.tensors.get("scale", np.ones(1, np.float32))
+            return self.initializer(f"{node.name}.weight", signs * scale.reshape(column))
         bits = unpack_signs(node.tensors["bits"], shape).reshape(-1) > 0
         packed = self.initializer(f"{node.name}.bits", np.packbits(bits, bitorder="little"))
         index = self.emit("Cast", [packed], to=self.onnx.TensorProto.INT32)
@@ -146,8 +155,7 @@ class _Builder:
         signs = self.emit("Reshape", [signs, self.vector(list(shape))])
         if "scale" not in node.tensors:
             return signs
-        scale = self.floats(f"{node.name}.scale", (-1, *[1] * (len(shape) - 1)))
-        return self.emit("Mul", [signs, scale])
+        return self.emit("Mul", [signs, self.floats(f"{node.name}.scale", column)])
 
     def table(self) -> str:
         """256 rows: the eight signs of each byte, least significant bit first. Two kilobytes, as int8."""

@@ -29,7 +29,7 @@ from .layouts import (
     tap_sums,
     thresholds,
 )
-from .native import BLOCK, Kind, Layout, Op, View
+from .native import BLOCK, TILES, Kind, Layout, Op, View
 
 MAX_ARENA = 2**30
 SLACK = 256  # a vector load at the end of a value may read past it
@@ -85,6 +85,14 @@ def _takes_signs(node: Node) -> bool:
 
 def _groups(node: Node) -> int:
     return node["groups"] if node.op == "conv" else 1
+
+
+def _suits_winograd(node: Node, inputs: int, shape: Shape) -> bool:
+    """Where transforming pays: enough channels to share it, and few enough that the weights stay in cache."""
+    if node.op != "conv" or node["kernel"] != (3, 3) or node["stride"] != (1, 1) or node["dilation"] != (1, 1):
+        return False
+    even = shape[1] % 2 == 0 and shape[2] % 2 == 0
+    return even and node["groups"] == 1 and inputs >= 8 and inputs * node["outputs"] <= 64 * 64
 
 
 def _pack_outputs(steps: list[Step], output: int) -> None:
@@ -299,9 +307,15 @@ class _Compiler:
             kind, view = Kind.CONV_FLOAT, self.views[source]
         elif not node["sign_input"]:
             weights = sign_weights(node_bits(node, inputs), groups)
-            kind, view = Kind.CONV_SIGNS, self.views[source]
-            depth = taps * inputs // groups
-            self.scratch = max(self.scratch, round_up(taps * 16, 64) + depth * BLOCK * 4)
+            view = self.views[source]
+            if _suits_winograd(node, inputs, self.shapes[step.value]):
+                kind = Kind.CONV_WINOGRAD
+                weights_size = (inputs + 1) * round_up(node["outputs"], BLOCK)
+                tiles_size = TILES * round_up(inputs, BLOCK) + BLOCK + TILES * BLOCK
+                self.scratch = max(self.scratch, 4 * 16 * (weights_size + tiles_size))
+            else:
+                kind = Kind.CONV_SIGNS
+                self.scratch = max(self.scratch, round_up(taps * 16, 64) + taps * inputs // groups * BLOCK * 4)
         else:
             bits = node_bits(node, inputs)
             weights = bit_weights(bits, taps, groups, self.layout)

@@ -58,7 +58,7 @@ inline void finish_bits(const Op& op, const Target& target, int channel, int cha
   put_signs(reinterpret_cast<uint8_t*>(target.out), channel, channels, signs);
 }
 
-constexpr int MAX_UNITS = 4;
+constexpr int MAX_UNITS = 2;
 
 struct BitTile {
   const Run* runs;
@@ -90,7 +90,7 @@ inline void bit_tile(const Op& op, const Worker& worker, const BitTile& tile, in
 
 template <int V>
 inline void bit_pixels(const Op& op, const Worker& worker, const BitTile& tile, Range pixels) {
-  constexpr int P = V > 2 ? 3 : 6;  // as many sums as there are registers; wide tiles load the fewest operands
+  constexpr int P = 6;
   int pixel = pixels.begin;
   for (; pixel + P <= pixels.end; pixel += P) bit_tile<P, V>(op, worker, tile, pixel);
   for (; pixel + 2 <= pixels.end; pixel += 2) bit_tile<2, V>(op, worker, tile, pixel);
@@ -118,12 +118,10 @@ void convolve_bits(const Op& op, const Worker& worker) {
     tile.group_offset = static_cast<int64_t>(group) * elements;
     tile.channel = group * outputs + unit * UNIT;
     tile.channels = outputs - unit * UNIT < here * UNIT ? outputs - unit * UNIT : here * UNIT;
-    switch (here) {
-      case 1: bit_pixels<1>(op, worker, tile, work.pixels); break;
-      case 2: bit_pixels<2>(op, worker, tile, work.pixels); break;
-      case 3: bit_pixels<3>(op, worker, tile, work.pixels); break;
-      default: bit_pixels<4>(op, worker, tile, work.pixels);
-    }
+    if (here == 2)
+      bit_pixels<2>(op, worker, tile, work.pixels);
+    else
+      bit_pixels<1>(op, worker, tile, work.pixels);
   }
 }
 

@@ -32,6 +32,7 @@ inline void float_tile(const Op& op, const Worker& worker, const FloatTile& tile
   Vec sum[P][VECS] = {};
   for (int r = 0; r < tile.run_count; ++r) {
     const int64_t offset = tile.runs[r].offset, length = tile.runs[r].length;
+#pragma GCC unroll 4
     for (int64_t i = 0; i < length; ++i, weight += BLOCK) {
       Vec w[VECS];
 #pragma GCC unroll 4

@@ -22,6 +22,7 @@ inline void count_tile(const Run* runs, int run_count, const uint64_t* const* x,
 #if defined(ISA_AVX512)
   __m512i sum[P][2 * V] = {};
   for (int64_t r = 0, k = 0; r < run_count; ++r)
+#pragma GCC unroll 2
     for (int64_t i = 0; i < runs[r].length; ++i, k += UNIT)
 #pragma GCC unroll 8
       for (int v = 0; v < 2 * V; ++v) {

@@ -1,39 +1,6 @@
 // Everything that is not a convolution. These are bound by memory; the code is the plain loop over whole vectors
 // (channels are padded to BLOCK, and what the padding holds is never read as a result).
 
-void load_image(const Op& op, const Worker& worker) {
-  const int64_t plane = static_cast<int64_t>(op.out.height) * op.out.width;
-  const Range rows = share(op.out.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
-    for (int x = 0; x < op.out.width; ++x) {
-      float* out = at<float>(worker, op.out, y, x);
-      const float* in = worker.input + static_cast<int64_t>(y) * op.out.width + x;
-      for (int c = 0; c < op.out.channels; ++c) out[c] = in[c * plane];
-    }
-}
-
-void store_result(const Op& op, const Worker& worker) {
-  const int64_t plane = static_cast<int64_t>(op.in.height) * op.in.width;
-  const Range rows = share(op.in.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
-    for (int x = 0; x < op.in.width; ++x) {
-      const float* in = at<const float>(worker, op.in, y, x);
-      float* out = worker.output + static_cast<int64_t>(y) * op.in.width + x;
-      for (int c = 0; c < op.in.channels; ++c) out[c * plane] = in[c];
-    }
-}
-
-void flatten(const Op& op, const Worker& worker) {
-  const int64_t plane = static_cast<int64_t>(op.in.height) * op.in.width;
-  const Range rows = share(op.in.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
-    for (int x = 0; x < op.in.width; ++x) {
-      const float* in = at<const float>(worker, op.in, y, x);
-      float* out = at<float>(worker, op.out, 0, 0) + static_cast<int64_t>(y) * op.in.width + x;
-      for (int c = 0; c < op.in.channels; ++c) out[c * plane] = in[c];
-    }
-}
-
 // Calls body(y, x, channel) for every vector of the output.
 template <class Body>
 inline void each_vector(const Op& op, const Worker& worker, Body body) {

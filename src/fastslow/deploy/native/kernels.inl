@@ -11,9 +11,13 @@ namespace {
 
 #include "conv_float.inl"
 
+#include "winograd.inl"
+
 #include "conv_bits.inl"
 
 #include "elementwise.inl"
+
+#include "transpose.inl"
 
 }  // namespace
 
@@ -22,7 +26,7 @@ const Kernels TABLE = {
     NAME,
     LAYOUT,
     {load_image, store_result, convolve_float<false>, convolve_float<true>, convolve_bits, pack_signs, pool<true>,
-     pool<false>, mean, add, affine, prelu, sign, flatten, copy},
+     pool<false>, mean, add, affine, prelu, sign, flatten, copy, convolve_winograd},
 };
 
 }  // namespace fastslow

@@ -71,7 +71,7 @@ EXPORT int32_t fastslow_run(int32_t index, void* pool_handle, const Op* ops, int
   const Kernels* kernels = backend(index);
   if (!kernels || !pool_handle) return 1;
   for (int32_t i = 0; i < op_count; ++i)
-    if (ops[i].kind < LOAD || ops[i].kind > COPY) return 2;
+    if (ops[i].kind < LOAD || ops[i].kind > CONV_WINOGRAD) return 2;
   Pool& pool = *static_cast<Pool*>(pool_handle);
   const int workers = pool.size();
   const auto execute = [&](const Worker& worker, const auto& after) {

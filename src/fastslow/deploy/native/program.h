@@ -10,7 +10,7 @@
 
 namespace fastslow {
 
-constexpr int32_t ABI_VERSION = 1;
+constexpr int32_t ABI_VERSION = 2;
 
 // Output channels are computed in blocks, and the channels of a float value are padded to a multiple of this, so
 // that no vector kernel has a remainder: two AVX2 registers, one AVX-512 register, four NEON registers.
@@ -32,6 +32,7 @@ enum Kind : int32_t {
   SIGN = 12,        // out = in > 0 ? +1 : -1
   FLATTEN = 13,     // (H, W, C) -> a vector in (C, H, W) order
   COPY = 14,        // strided pixels and shifted channels: slices, zero pads, concatenations
+  CONV_WINOGRAD = 15,  // CONV_SIGNS for 3x3 kernels with stride 1
 };
 
 // A value in the arena, channels last. Values that a padded convolution reads carry a margin of zero pixels that
@@ -81,7 +82,7 @@ enum BitLayout : int32_t {
 struct Kernels {
   const char* name;
   BitLayout layout;
-  Kernel table[15];
+  Kernel table[CONV_WINOGRAD + 1];
 };
 
 extern const Kernels scalar_kernels;

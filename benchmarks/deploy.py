@@ -1,0 +1,200 @@
+"""Speed and size of packed models against float, as ratios in one run.
+
+    python benchmarks/deploy.py                    # print
+    python benchmarks/deploy.py --record           # and write results/benchmarks/deploy.json
+
+Contestants take turns call by call, one thread each, batch 1. A ratio is float time / packed time: of the medians,
+and of the minimums, which a busy machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import fastslow as fs
+from fastslow.deploy import PackedModel, load_packed
+from fastslow.deploy.bench import interleave, machine
+from fastslow.deploy.format import from_bytes
+from fastslow.deploy.onnx import to_onnx
+from fastslow.deploy.pack import pack
+
+RESULT = Path(__file__).parent.parent / "results" / "benchmarks" / "deploy.json"
+
+
+class Block(nn.Module):
+    """The basic block of ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Identity()
+        if stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 for 224 x 224 pixels and 1,000 classes."""
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    blocks = [Block(*width) for width in [*widths, (512, 512, 1)]]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
+
+
+def onnx_session(model: PackedModel) -> Callable[[np.ndarray], Any]:
+    """The network in float32 in onnxruntime, one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    content = to_onnx(model, expand=True).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"input": x})
+
+
+def packed(model: nn.Module, shape: tuple[int, ...]) -> PackedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        return from_bytes(pack(model, Path(folder) / "model.safetensors", input_shape=shape).path.read_bytes())
+
+
+def compare(runners: dict[str, Callable[[np.ndarray], Any]], shape: tuple[int, ...], seconds: float) -> dict[str, Any]:
+    """Times of all runners in milliseconds; the packed engine's ratios to the others."""
+    x = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)
+    times = {name: np.array(spent) * 1e3 for name, spent in interleave(runners, x, seconds).items()}
+    rows: dict[str, Any] = {
+        name: {
+            "median_ms": round(float(np.median(spent)), 4),
+            "min_ms": round(float(spent.min()), 4),
+            "p90_ms": round(float(np.percentile(spent, 90)), 4),
+            "calls": len(spent),
+        }
+        for name, spent in times.items()
+    }
+    for name in rows:
+        if name != "packed":
+            for kind in ("median", "min"):
+                rows[name][f"{kind}_ratio"] = round(rows[name][f"{kind}_ms"] / rows["packed"][f"{kind}_ms"], 3)
+    return rows
+
+
+def engine(model: PackedModel) -> Callable[[np.ndarray], Any]:
+    from fastslow.deploy import Engine
+
+    return Engine(model, threads=1)
+
+
+def eager(model: nn.Module) -> Callable[[np.ndarray], Any]:
+    def run(x: np.ndarray) -> Any:
+        with torch.inference_mode():
+            return model(torch.from_numpy(x))
+
+    return run
+
+
+def network(build: Callable[[], nn.Module], shape: tuple[int, ...], activations: str | None, seconds: float) -> Any:
+    """A float network and its binary twin: first and last layer stay float."""
+    torch.manual_seed(0)
+    model = build().eval()
+    original = packed(model, shape)
+    runners = {"torch eager": eager(build().eval()), "onnxruntime": onnx_session(original)}
+    fs.binarize_(model, "ste", skip=fs.first_and_last(model), activations=activations)
+    small = packed(model, shape)
+    result = compare(runners | {"packed": engine(small)}, shape, seconds)
+    return result | {"packed_bytes": small.file_bytes, "float_bytes": original.file_bytes}
+
+
+def layer(channels: int, size: int, seconds: float) -> Any:
+    """One 3x3 convolution of signs, from float input to float output: packing is included."""
+    torch.manual_seed(0)
+    shape = (channels, size, size)
+    model = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False))
+    original = packed(model, shape)
+    fs.binarize_(model, "ste", activations="sign")
+    return compare({"onnxruntime": onnx_session(original), "packed": engine(packed(model, shape))}, shape, seconds)
+
+
+FIRST_RESULT = """
+import sys, time
+import numpy as np
+sys.modules["torch"] = None
+x = np.zeros((1, 3, 32, 32), np.float32)
+start = time.perf_counter()
+from fastslow.deploy import load_packed
+imported = time.perf_counter()
+load_packed(sys.argv[1], threads=1)(x)
+done = time.perf_counter()
+print(imported - start, done - imported)
+"""
+
+
+def first_result(repeats: int = 15) -> dict[str, Any]:
+    """Milliseconds from nothing but numpy to the first logits of ResNet-20, in fresh processes without torch."""
+    model = fs.models.resnet20()
+    fs.binarize_(model, "ste", skip=fs.first_and_last(model))
+    with tempfile.TemporaryDirectory() as folder:
+        report = pack(model, Path(folder) / "model.safetensors")
+        load_packed(report.path)
+        command = [sys.executable, "-c", FIRST_RESULT, str(report.path)]
+        lines = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
+    imports, loads = (
+        np.array(column) * 1e3 for column in zip(*(map(float, line.split()) for line in lines), strict=True)
+    )
+    return {
+        "file_bytes": report.file_bytes,
+        "payload_bytes": report.payload_bytes,
+        "import_ms": {"median": round(float(np.median(imports)), 2), "min": round(float(imports.min()), 2)},
+        "load_and_first_result_ms": {"median": round(float(np.median(loads)), 2), "min": round(float(loads.min()), 2)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each contestant in each comparison")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cifar, imagenet = (3, 32, 32), (3, 224, 224)
+    before = machine()
+    results = {
+        "resnet20 W1A32": network(fs.models.resnet20, cifar, None, options.seconds),
+        "conv 64 channels 16x16 W1A1": layer(64, 16, options.seconds),
+        "conv 128 channels 28x28 W1A1": layer(128, 28, options.seconds),
+        "conv 256 channels 14x14 W1A1": layer(256, 14, options.seconds),
+        "resnet18 W1A1": network(resnet18, imagenet, "sign", options.seconds),
+        "resnet20 from file to first result": first_result(),
+    }
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    document = {
+        "benchmark": "deploy",
+        "command": "python benchmarks/deploy.py " + " ".join(sys.argv[1:]),
+        "date": when,
+        "commit": commit.strip(),
+        "machine": machine(),
+        "load_before": before["load"],
+        "settings": "batch 1, one thread, contestants interleaved call by call; ratio = float time / packed time",
+        "results": results,
+    }
+    print(json.dumps(document, indent=1))
+    if options.record:
+        RESULT.parent.mkdir(parents=True, exist_ok=True)
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
