@@ -18,6 +18,7 @@ from PIL import Image
 
 import tiny
 from fastslow import cli
+from fastslow.methods import list_methods
 from fastslow.training import checkpoint
 from fastslow.training.checkpoint import CheckpointError
 from fastslow.training.interrupt import Interrupted, StopRequests
@@ -78,7 +79,7 @@ def test_a_new_process_continues_bit_for_bit(stopped_runs, method, tmp_path):
     tiny.assert_same_state(*(load_weights(path / "weights.safetensors") for path in (run.path, whole.run.path)))
 
 
-@pytest.mark.parametrize("method", tiny.METHODS)
+@pytest.mark.parametrize("method", [info.name for info in list_methods()])
 def test_a_stop_at_the_last_step_of_an_epoch_loses_no_metric(method, tmp_path):
     whole = tiny.trainer(tiny.config(method))
     whole.fit()
@@ -173,6 +174,39 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path, fields, sentence):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises(CheckpointError, match=sentence):
         tiny.resumed(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("optimizer", "method"), [("adam", "fsg"), ("momentum", "ste"), ("adamw", None)])
+def test_a_run_begun_on_a_gpu_continues_on_a_cpu(tmp_path, optimizer, method):
+    config = tiny.config(method, optimizer=optimizer)
+    whole = tiny.trainer(config)
+    whole.fit()
+    stopped = tiny.trainer(config, tmp_path / "run")
+    tiny.step(stopped, 7)
+    state = stopped.state_dict()
+    for group in state["optimizer"]["param_groups"]:  # as a captured step has it
+        group |= {"lr": torch.tensor(group["lr"]), "fused": True}
+        group |= {"capturable": True} if "capturable" in group else {}
+    stopped.run.checkpoints.save(7, state)
+    continued = tiny.resumed(tmp_path / "run")
+    continued.fit()
+    tiny.assert_same_state(whole.state_dict(), continued.state_dict())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", tiny.METHODS)
+def test_resume_on_a_gpu(tmp_path, method):
+    config = tiny.config(method)
+    whole = tiny.trainer(config, device="cuda")
+    whole.fit()
+    stopped = tiny.trainer(config, tmp_path / "run", device="cuda", sink=StopAt(7))
+    with pytest.raises(Interrupted):
+        stopped.fit()
+    continued = tiny.Trainer(config, tiny.dataset(), run=stopped.run, device="cuda")
+    continued.resume()
+    assert continued.done == 7
+    result = continued.fit()
+    assert result["train_loss"] == pytest.approx(whole.rows[-1]["train_loss"], rel=0.05)
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

@@ -274,6 +274,9 @@ class Trainer:
             )
         load_strictly(self.model, state["model"], "its network")
         rates = [group["lr"] for group in self.optimizer.param_groups]
+        for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            # How a step is computed is the device's affair: a run may move to another one.
+            saved.update({key: group[key] for key in ("capturable", "fused", "foreach") if key in group})
         self.optimizer.load_state_dict(state["optimizer"])
         self._restore_placement(rates)
         self.bits.load_state_dict(state["bits"])
