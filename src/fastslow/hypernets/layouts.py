@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from fastslow.hypernets.scan_chunked import BLOCK
+from fastslow.hypernets.segments import constant, repeated
 
 
 class SlowNet(nn.Module):
@@ -65,7 +66,7 @@ class SlowNet(nn.Module):
         outputs = []
         for part, layer in zip(_scaled(history, sizes, scales).split(list(sizes), 1), layers, strict=True):
             tokens = _patches(part, self.patch)
-            index = torch.tensor([layer], device=history.device)
+            index = constant([layer], history.device)
             sequence = tokens.reshape(1, -1, self.patch)
             outputs.append(self(sequence, index, tokens.shape[1], reference=reference).reshape(-1)[: part.shape[1]])
         return _unscaled(torch.cat(outputs), sizes, scales)
@@ -83,7 +84,7 @@ class SlowNet(nn.Module):
         """M_s of each weight's (or patch's) own history; `reference=True` runs `forward`'s reference."""
         parts = [_patches(part, self.patch) for part in _scaled(history, sizes, scales).split(list(sizes), 1)]
         tokens = torch.cat(parts, 1).transpose(0, 1).contiguous()
-        index = repeated(torch.tensor(list(layers), device=history.device), [part.shape[1] for part in parts])
+        index = repeated(constant(layers, history.device), [part.shape[1] for part in parts])
         if known is not None:
             known = known if scales is None else known / repeated(scales, sizes)
             known = known.view(-1, 1, 1) if self.patch == 1 else None
@@ -117,12 +118,6 @@ class _Known(torch.autograd.Function):
             for sum_, grad in zip(total, torch.autograd.grad(out, ctx.parameters, part), strict=True):
                 sum_ += grad
         return None, None, None, None, None, *total
-
-
-def repeated(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """One value a layer -> one a weight."""
-    # The total is given, so that a GPU needn't be asked for it.
-    return values.repeat_interleave(torch.tensor(sizes, device=values.device), output_size=sum(sizes))
 
 
 def _scaled(history: Tensor, sizes: Sequence[int], scales: Tensor | None) -> Tensor:

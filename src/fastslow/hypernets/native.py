@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fastslow.hypernets.segments import constant
+
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
 
@@ -146,7 +148,7 @@ def _apply(
     net: MambaSlowNet, padded: tuple[int, int], layers: Sequence[int], call: _Call, known: Tensor | None
 ) -> Tensor:
     token_weight = torch.ones(1, 1) if net.W_a is None else net.W_a.weight
-    lre = net.lre.weight[list(layers), 0]
+    lre = net.lre.weight[:, 0].index_select(0, constant(layers, net.lre.weight.device))
     return cast(Tensor, _Native.apply(records(net, *padded), token_weight, lre, call, known))
 
 

@@ -23,6 +23,7 @@ from ..hypernets.coordinate import CoordinateLSTM
 from ..hypernets.fast import FastNet
 from ..hypernets.history import History
 from ..hypernets.layouts import SlowNet
+from ..hypernets.segments import segment_mean
 from ..hypernets.slow import LSTMSlowNet, MambaSlowNet
 from .base import Slot
 from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _shift
@@ -137,6 +138,10 @@ class FSGDriver(LookaheadDriver):
 
     method: FSG
 
+    @property
+    def eager_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.length + 2  # until the history is full, a step has another shape every time
+
     def __init__(self, method: FSG, slots: list[Slot]) -> None:
         super().__init__(method, slots)
         self.gradient = self.zeros()  # g of the last iteration: the fast-net's input
@@ -187,7 +192,7 @@ class FSGDriver(LookaheadDriver):
         else:
             # Deviation: G_FSG of the paper is a descent step; an optimizer takes its negative, over eta.
             shift = eta * fast - beta * slow
-            whole = fast - (beta / eta) * slow if _nonzero(eta) else fast
+            whole = fast - _ratio(beta, eta) * slow
         return Proposal(shift, fast if self.method.register == "fast" else whole)
 
     def fast_gradient(self, layers: Sequence[int]) -> Tensor:
@@ -229,22 +234,21 @@ class FSGDriver(LookaheadDriver):
     # -- what the step asks for -----------------------------------------------------------------------------------
 
     def remember(self, layers: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        columns = self.columns(layers)
-        self.gradient[columns] = self.join(gradients)
+        g = self.join(gradients)
+        self.gradient[self.columns(layers)] = g
         if self.memory is not None:
+            self.memory.commit()
             return
         if self.method.history == "g":
-            for i, g in zip(layers, gradients, strict=True):
-                self.stored.push(i, g)
+            self.stored.push(layers, g)
             return
         # G_FSG of the pass just done, in the units of a gradient. In the first iteration the straight-through gradient
         # stands in for it, as everywhere in the paper.
-        for i, g in zip(layers, gradients, strict=True):
-            layer, eta = self.slots[i].layer, self.etas[i]
-            generated = self.proposed[i] and _nonzero(eta)
-            self.stored.push(
-                i, _shift(self.slots[i]) / eta if generated else g * layer.binarizer.calibration(layer.weight)
-            )
+        generated = []
+        for i, straight in zip(layers, self.split(g * self.calibration(layers), layers), strict=True):
+            eta = self.etas[i] if self.proposed[i] else 0.0
+            generated.append(_shift(self.slots[i]) * _ratio(1.0, eta) + straight * (eta == 0))
+        self.stored.push(layers, self.join(generated))
 
     def look_ahead(self, layers: Sequence[int], stepped: bool) -> None:
         shift = self.propose(layers).shift
@@ -276,10 +280,13 @@ class FSGDriver(LookaheadDriver):
 
 def _rms(history: Tensor, sizes: Sequence[int]) -> Tensor:
     """Root mean square of each layer's stored gradients."""
-    rms = torch.stack([part.square().mean().sqrt() for part in history.split(list(sizes), dim=1)])
+    rms = segment_mean(history.square().mean(0), sizes).sqrt()
     # A layer whose gradients are all zero keeps zeros: any positive unit will do.
     return torch.where(rms > 0, rms, torch.ones_like(rms))
 
 
-def _nonzero(eta: Tensor | float) -> bool:
-    return bool((eta != 0).all()) if isinstance(eta, Tensor) else eta != 0
+def _ratio(a: float, eta: Tensor | float) -> Tensor | float:
+    """``a / eta``, and 0 where eta is 0 and nothing looks ahead."""
+    if isinstance(eta, Tensor):
+        return torch.where(eta != 0, a / eta, torch.zeros_like(eta))
+    return a / eta if eta != 0 else 0.0

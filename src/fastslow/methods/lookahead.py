@@ -19,7 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..binarize import straight_through
+from ..binarize import DoReFa, straight_through
+from ..hypernets.segments import repeated, segment_max
 from ..layers import BinaryLayer
 from .base import Driver, Method, Slot
 
@@ -78,12 +79,20 @@ class LookaheadDriver(Driver):
             self.nets = self.build()
         self.nets.to(self.device, self.dtype)
         self.optimizers = self.build_optimizers()
+        self._make_capturable()
         self.hat = self.zeros()
         self.etas: list[float | Tensor] = [0.0] * len(slots)  # eta of each layer's last look-ahead
         self.proposed = [False] * len(slots)  # whether the layer has a look-ahead
         self.started = False
+        self._shared_eta: Tensor | None = None  # where all layers have one learning rate, a tensor
         self._active: list[int] = []
         self._cosine: Tensor | None = None
+
+    eager_steps = 3
+
+    @property
+    def graph_safe(self) -> bool:
+        return True  # all that a step writes and a later one reads has its place for good
 
     @abstractmethod
     def build(self) -> nn.ModuleDict:
@@ -128,7 +137,20 @@ class LookaheadDriver(Driver):
 
     def calibration(self, layers: Sequence[int]) -> Tensor:
         """C of the committed weights."""
-        return self.join([self.slots[i].layer.binarizer.calibration(self.slots[i].layer.weight) for i in layers])
+        return self.hat_and_calibration([self.slots[i].layer.weight for i in layers], layers)[1]
+
+    def hat_and_calibration(self, weights: Sequence[Tensor], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What = A(W) and C(W) of these layers at these weights, flat."""
+        binarizers = [self.slots[i].layer.binarizer for i in layers]
+        if any(type(binarizer) is not DoReFa for binarizer in binarizers):
+            pairs = list(zip(binarizers, weights, strict=True))
+            return self.join([b.hat(w) for b, w in pairs]), self.join([b.calibration(w) for b, w in pairs])
+        # `preprocess` and `calibration` of all layers at once: a handful of kernels instead of a handful a layer.
+        sizes = [self.sizes[i] for i in layers]
+        tanh = torch.tanh(self.join(weights))
+        largest = segment_max(tanh.abs(), sizes)
+        largest = repeated(torch.where(largest > 0, largest, torch.ones_like(largest)), sizes)
+        return tanh / (2 * largest) + 0.5, (1 - tanh * tanh) / largest
 
     def eta(self, layers: Sequence[int]) -> Tensor | float:
         """eta of the last look-ahead: one number where the layers agree, else one a weight."""
@@ -148,11 +170,10 @@ class LookaheadDriver(Driver):
             gradients = [_gradient(self.slots[i]) for i in self._active]
             lookahead = [self.slots[i].layer.weight - _shift(self.slots[i]) for i in self._active]
             ready = [k for k, i in enumerate(self._active) if self.proposed[i]]
-            registered = self._train_hypernets(
-                [self._active[k] for k in ready], [gradients[k] for k in ready], [lookahead[k] for k in ready]
-            )
-            hats = [self.slots[i].layer.binarizer.hat(w) for i, w in zip(self._active, lookahead, strict=True)]
-            self.hat[self.columns(self._active)] = self.join(hats)
+            hat, calibration = self.hat_and_calibration(lookahead, self._active)
+            straight = list((self.join(gradients) * calibration).split([self.sizes[i] for i in self._active]))
+            registered = self._train_hypernets([self._active[k] for k in ready], [straight[k] for k in ready])
+            self.hat[self.columns(self._active)] = hat
             self.remember(self._active, gradients)
             self._register(registered)
         first, self.started = not self.started, True
@@ -160,10 +181,24 @@ class LookaheadDriver(Driver):
 
     def after_step(self, stepped: bool) -> None:
         if self._active:
-            for i in self._active:
-                self.etas[i] = _plain(self.slots[i].lr)
-                self.proposed[i] = True
+            self._note_etas()
             self.look_ahead(self._active, stepped)
+
+    def _note_etas(self) -> None:
+        """eta of the look-ahead to come, as it is now: schedulers change tensor rates in place."""
+        rates = {i: self.slots[i].lr for i in self._active}
+        first = rates[self._active[0]]
+        if isinstance(first, Tensor) and all(rates.get(i) is first for i in range(len(self.slots))):
+            # One number for all, always in the same place: this is what a CUDA graph can read.
+            if self._shared_eta is None:
+                self._shared_eta = torch.empty_like(first, requires_grad=False)
+            self._shared_eta.copy_(first)
+            self.etas = [self._shared_eta] * len(self.slots)
+        else:
+            own = [eta.clone() if isinstance(eta, Tensor) else eta for eta in self.etas]
+            self.etas = [_plain(rates[i]) if i in rates else eta for i, eta in enumerate(own)]
+        for i in self._active:
+            self.proposed[i] = True
 
     def _drop_others(self) -> list[int]:
         """Layers that take part in this step. A gradient of an evaluation-mode pass isn't one at W~: it is dropped."""
@@ -177,17 +212,16 @@ class LookaheadDriver(Driver):
                 slot.layer.weight.grad = None
         return active
 
-    def _train_hypernets(
-        self, layers: list[int], gradients: list[Tensor], lookahead: list[Tensor]
-    ) -> dict[int, Tensor]:
-        """One step of phi; returns the gradients to register, which were generated with the old phi."""
+    def _train_hypernets(self, layers: list[int], straight: list[Tensor]) -> dict[int, Tensor]:
+        """One step of phi, from the straight-through gradients ``g * C(W~)`` of these layers.
+
+        Returns the gradients to register, which were generated with the old phi.
+        """
         if not layers:
             return {}
         with torch.enable_grad():
             proposal = self.propose(layers)
-        cotangent = -self.join(gradients) * self.join(
-            [self.slots[i].layer.binarizer.calibration(w) for i, w in zip(layers, lookahead, strict=True)]
-        )
+        cotangent = -torch.cat(straight)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         torch.autograd.backward(proposal.shift, cotangent)
@@ -214,7 +248,20 @@ class LookaheadDriver(Driver):
             self.nets.to(device)
             for optimizer in self.optimizers:
                 optimizer.load_state_dict(optimizer.state_dict())
+            self._make_capturable()
+            self._shared_eta = None
+            self.etas = [float(eta) for eta in self.etas]
             self.move(device)
+
+    def _make_capturable(self) -> None:
+        """On a GPU the hypernetworks' optimizers keep their step counts there, as a CUDA graph needs them."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = self.device.type == "cuda"
+            for state in optimizer.state.values():
+                if isinstance(state.get("step"), Tensor):
+                    state["step"] = state["step"].to(self.device if self.device.type == "cuda" else "cpu")
 
     def move(self, device: torch.device) -> None:
         """Move the flat vectors; subclasses add theirs."""
@@ -248,10 +295,14 @@ class LookaheadDriver(Driver):
         self.nets.load_state_dict(state["nets"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+        self._make_capturable()
         self.hat.copy_(state["hat"])
         self.etas = [float(eta) for eta in state["etas"]]
         self.proposed = [bool(flag) for flag in state["proposed"]]
         self.started = bool(state["started"])
+        if self._shared_eta is not None:  # what a captured step reads
+            self._shared_eta.fill_(self.etas[0])
+            self.etas = [self._shared_eta] * len(self.slots)
         for slot in self.slots:
             _shift(slot).copy_(state["shifts"][slot.name])
             bias_shift = state["bias_shifts"].get(slot.name)

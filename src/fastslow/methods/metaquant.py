@@ -110,7 +110,11 @@ class MetaQuantDriver(LookaheadDriver):
             if bias_before is not None:
                 assert layer.bias is not None
                 assert layer.bias.grad is not None
-                layer._bias_shift = (bias_before - layer.bias if stepped else eta * layer.bias.grad).detach()
+                shift = (bias_before - layer.bias if stepped else eta * layer.bias.grad).detach()
+                if layer._bias_shift is None:
+                    layer._bias_shift = shift
+                else:
+                    layer._bias_shift.copy_(shift)
         self._before, self._bias_before = [], []
 
     def move(self, device: torch.device) -> None:
@@ -150,6 +154,10 @@ class LSTMFCDriver(MetaQuantDriver):
     def build(self) -> nn.ModuleDict:
         return nn.ModuleDict({"meta": CoordinateLSTM(self.method.hidden)})
 
+    def remember(self, layers: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        super().remember(layers, gradients)
+        self.memory.commit()
+
     def meta_gradient(self, layers: Sequence[int]) -> Tensor:
         columns = self.columns(layers)
         return self.memory.advance(self.hat[columns], layers) * self.gradient[columns]
@@ -166,14 +174,6 @@ class LSTMFCDriver(MetaQuantDriver):
         self.memory.load_state_dict(state)
 
 
-def _replaced(whole: Tensor, columns: slice | Tensor, part: Tensor) -> Tensor:
-    if isinstance(columns, slice):
-        return part.detach()
-    whole = whole.clone()
-    whole[columns] = part.detach()
-    return whole
-
-
 class CarriedMemory:
     """The carried (h, c) of a :class:`CoordinateLSTM`, kept as it was *before* the newest proposal.
 
@@ -186,15 +186,21 @@ class CarriedMemory:
         assert isinstance(lstm, CoordinateLSTM)
         self.net = lstm
         self.driver = driver
+        self._next: tuple[slice | Tensor, Tensor, Tensor] | None = None
         self.h, self.c = lstm.start(sum(driver.sizes), dtype=driver.dtype, device=driver.device)
 
     def advance(self, x: Tensor, layers: Sequence[int]) -> Tensor:
         columns = self.driver.columns(layers)
         output, (h, c) = self.net(x, (self.h[columns], self.c[columns]))
         if torch.is_grad_enabled():
-            # Out of place: the graph still needs the state before.
-            self.h, self.c = _replaced(self.h, columns, h), _replaced(self.c, columns, c)
+            self._next = (columns, h.detach(), c.detach())  # the graph still needs the state before
         return output
+
+    def commit(self) -> None:
+        """Move the state on, after the backward pass."""
+        if self._next is not None:
+            columns, self.h[columns], self.c[columns] = self._next
+            self._next = None
 
     def move(self, device: torch.device) -> None:
         self.h, self.c = self.h.to(device), self.c.to(device)
