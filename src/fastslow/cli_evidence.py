@@ -15,6 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last."
 def add_commands(app: typer.Typer) -> None:
     """Make them known to the command line."""
     app.command()(reproduce)
+    app.command()(report)
 
 
 def reproduce(
@@ -45,19 +46,28 @@ def reproduce(
 ) -> None:
     """Run a table or a figure of the paper: a grid that goes on where it stopped."""
     from .recipes import RECIPES
+    from .reproduce.experiments import EXPERIMENTS
 
     if not names:
         for recipe in RECIPES.values():
             count = sum(setting.seeds for setting in recipe.settings())
             print(f"{recipe.name:<16} {count:>4} runs  {recipe.title}: {recipe.summary}")
+        for experiment in EXPERIMENTS.values():
+            print(f"{experiment.name:<27}{experiment.summary}")
         return
-    from .reproduce import Grid, plan
-    from .reproduce.watch import Watch, dry_run_lines, summary_lines
-
     if weights_dir is not None:
         if not weights_dir.is_dir():
             raise ValueError(f"--weights-dir {weights_dir}: there is no such folder")
         _search_first(weights_dir.resolve())
+    experiments = [name for name in names if name in EXPERIMENTS]
+    names = [name for name in names if name not in EXPERIMENTS]
+    if experiments and not dry_run:
+        _measure(experiments, out, device, data_root)
+    if not names:
+        return
+    from .reproduce import Grid, plan
+    from .reproduce.watch import Watch, dry_run_lines, summary_lines
+
     changes = {} if precision is None else {"precision": precision}
     chosen = plan(names, seeds=seeds, only=only or [], shard=shard, epochs=epochs, changes=changes)
     watch = Watch()
@@ -94,6 +104,32 @@ def reproduce(
         raise typer.Exit(128 + outcome.signal)
     if outcome.failed or outcome.blocked:
         raise typer.Exit(1)
+
+
+def _measure(experiments: list[str], out: Path, device: str, data_root: Path | None) -> None:
+    from .cli_support import choose_device
+    from .reproduce.experiments import run_experiment
+
+    for name in experiments:
+        path = run_experiment(name, out, choose_device(device), data_root)
+        print(f"{out / name}.json is recorded already" if path is None else f"recorded {path}")
+
+
+def report(
+    results: Annotated[Path, typer.Option(help="Folder of recorded runs.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Where results.md, results.html and figures/ go.")] = Path("docs"),
+    json: Json = False,
+) -> None:
+    """Tables and figures from recorded runs, as Markdown and as one HTML page."""
+    from .report.page import write_report
+
+    written = write_report(results, out)
+    if json:
+        from .cli_support import print_json
+
+        print_json([str(path) for path in written])
+    else:
+        print("\n".join(str(path) for path in written))
 
 
 def _search_first(folder: Path) -> None:

@@ -1,0 +1,178 @@
+"""The figures of the paper, and two that it lacks, from recorded runs. A figure without data isn't drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..recipes import Setting, sweeps, table1, table2
+from ..reproduce.record import HISTOGRAM_BINS
+from .results import Group, Results
+from .statistics import mean
+from .svg import Axis, Figure, Series, chart, ridges
+from .tables import in_table_order
+from .words import data_name, method_name, model_name, protocol_name, signed
+
+_COLOUR_OF = {
+    "ste": 0,
+    "fsg": 1,
+    "fsg-code": 2,
+    "multifc": 3,
+    "lstmfc": 4,
+    "fcgrad": 5,
+    "fsg-weight": 6,
+    "fsg-lstm": 7,
+}
+
+
+def colour(method: str) -> int:
+    return _COLOUR_OF.get(method, 7)
+
+
+def curves(results: Results) -> list[Figure]:
+    """Training loss and test accuracy over the epochs, mean over the seeds, the band from lowest to highest."""
+    found = []
+    settings = sorted([*table1.settings(), *table2.settings()], key=lambda s: not s.name.startswith("resnet44/"))
+    for model, protocol, groups in _panels(results, settings):
+        where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
+        for name, label, log in (("train_loss", "training loss", True), ("test_accuracy", "test accuracy, %", False)):
+            series = [_band(group, name) for group in groups]
+            alt = f"{label.capitalize()} of {where} over the epochs: " + _ends(groups, name)
+            limits = None if log else _late_limits(series)
+            body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
+            found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
+    return found
+
+
+def _panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, str, list[Group]]]:
+    panels: dict[tuple[str, str], list[Group]] = {}
+    for setting in settings:
+        group = results.group(setting)
+        if group.n:
+            model, protocol, _ = setting.name.split("/")
+            panels.setdefault((model, protocol), []).append(group)
+    return [(model, protocol, in_table_order(groups)) for (model, protocol), groups in panels.items()]
+
+
+def _band(group: Group, name: str) -> Series:
+    rows = [record.curve[name] for record in group.records]
+    columns = list(zip(*rows, strict=True))
+    label = f"{method_name(group.method)} ({group.n})"
+    low, high = ([min(c) for c in columns], [max(c) for c in columns]) if group.n > 1 else (None, None)
+    return Series(label, colour(group.method), range(1, len(columns) + 1), [mean(c) for c in columns], low, high)
+
+
+def _late_limits(series: Sequence[Series]) -> tuple[float, float]:
+    """Without the first tenth of the epochs, whose rise would flatten everything after it."""
+    late = [y for s in series for part in (s.ys, s.low or (), s.high or ()) for y in part[len(part) // 10 :]]
+    pad = 0.05 * (max(late) - min(late)) or 0.5
+    return min(late) - pad, max(late) + pad
+
+
+def _ends(groups: Sequence[Group], name: str) -> str:
+    return ", ".join(f"{method_name(g.method)} ends at {g.mean(name):.3g}" for g in groups) + "."
+
+
+def sweep_figures(results: Results) -> list[Figure]:
+    """Accuracy against beta and against l, with the paper's best value marked."""
+    found = []
+    for field, settings, label, best in (
+        ("beta", sweeps.beta(), "beta, weight of the slow gradient", 0.3),
+        ("length", sweeps.length(), "l, length of the history", 6),
+    ):
+        for model in dict.fromkeys(s.name.split("/")[0] for s in settings):
+            groups = [results.group(s) for s in settings if s.name.startswith(f"{model}/")]
+            points = [(float(g.method), g) for g in groups if g.n]
+            if len(points) < 2:
+                continue
+            where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}"
+            where += "" if model == "resnet56" else " (variant: the paper's is ResNet-56)"
+            xs, ys = [x for x, _ in points], [g.mean() for _, g in points]
+            low, high = (
+                [min(g.values("test_accuracy")) for _, g in points],
+                [max(g.values("test_accuracy")) for _, g in points],
+            )
+            counts = ", ".join(str(g.n) for _, g in points)
+            series = [Series(f"FSG, last epoch (n = {counts})", 1, xs, ys, low, high, points=True)]
+            alt = f"Accuracy of FSG on {where} for {field} of " + ", ".join(
+                f"{x:g}: {y:.2f}" for x, y in zip(xs, ys, strict=True)
+            )
+            body = chart(series, Axis(label), Axis("test accuracy, %"), alt=alt, marks=[(best, "paper's best")])
+            found.append(Figure(f"sweep-{field}-{model}", f"Sweep of {field}, {where}", alt, body))
+    return found
+
+
+def cost_figures(results: Results) -> list[Figure]:
+    """Accuracy against seconds of training, a point a run."""
+    found = []
+    for model, protocol, groups in _panels(results, [*table1.settings(), *table2.settings()]):
+        if len(groups) < 2:
+            continue
+        where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
+        series = [
+            Series(
+                method_name(g.method),
+                colour(g.method),
+                g.values("seconds"),
+                g.values("test_accuracy"),
+                points=True,
+                line=False,
+            )
+            for g in groups
+        ]
+        shared = sorted({int(r.conditions.get("jobs", 1)) for g in groups for r in g.records})
+        beside = f"{shared[0]}" if len(shared) == 1 else f"{shared[0]} to {shared[-1]}"
+        alt = (
+            f"Last-epoch accuracy against seconds of training, {where}; {beside} runs shared the device: "
+            + ", ".join(f"{method_name(g.method)} {g.mean('seconds'):.0f} s, {g.mean():.2f} %" for g in groups)
+        )
+        body = chart(series, Axis("seconds of training", log=True), Axis("test accuracy, %"), alt=alt)
+        found.append(Figure(f"seconds-{model}-{protocol}", f"{where}: accuracy against time", alt, body))
+    return found
+
+
+def ridge_figures(results: Results) -> list[Figure]:
+    """Where the latent weights of each layer lie when training ends, STE against FSG, seed 0."""
+    found = []
+    for model, protocol, groups in _panels(results, [*table1.settings(), *table2.settings()]):
+        chosen = [g for g in groups if g.method in ("ste", "fsg") and _histograms(g)]
+        if not chosen:
+            continue
+        layers = [name for name in _histograms(chosen[0]) if not _is_float(name, groups[0])]
+        picked = layers[:: max(1, -(-len(layers) // 20))]
+        rows = [(name, [_shares(_histograms(g)[name]) for g in chosen]) for name in picked]
+        where = f"{model_name(model)}, {data_name(chosen[0].setting.config.data)}, {protocol_name(protocol)}"
+        alt = f"Latent weights of the binary layers at the end of training, {where}, seed 0, in equal bins."
+        body = ridges(rows, [method_name(g.method) for g in chosen], x="tanh(W) / max|tanh W|", alt=alt)
+        found.append(Figure(f"ridges-{model}-{protocol}", f"{where}: latent weights", alt, body))
+    return found
+
+
+def _histograms(group: Group) -> dict[str, list[int]]:
+    first = group.records[0]
+    return first.content.get("latent_weights", {}) if first.config.seed == 0 else {}
+
+
+def _is_float(layer: str, group: Group) -> bool:
+    return bool(group.setting.config.skip) and layer in ("conv1", "fc")
+
+
+def _shares(counts: Sequence[int]) -> list[float]:
+    total = sum(counts) or 1
+    return [HISTOGRAM_BINS * count / total for count in counts]
+
+
+def theorem_figures(results: Results) -> list[Figure]:
+    """The averaged iterate's error over the iterations, on logarithmic axes."""
+    content = results.extra("theorem")
+    if content is None:
+        return []
+    series = [
+        Series(f"{case['label']}: slope {signed(case['slope'])}", 1 + i, case["t"], case["error"])
+        for i, case in enumerate(content["cases"])
+    ]
+    first = content["cases"][0]
+    guide = [first["error"][0] * (t / first["t"][0]) ** -0.5 for t in first["t"]]
+    series.append(Series("slope −1/2, the theorem's rate", 0, first["t"], guide, dashed=True))
+    alt = "Error of the averaged iterate: " + ", ".join(s.label for s in series) + "."
+    axes = Axis("iterations t", log=True), Axis("f(mean of x) − f(x*)", log=True)
+    return [Figure("theorem", "Theorem 1: error of the averaged iterate", alt, chart(series, *axes, alt=alt))]

@@ -1,0 +1,130 @@
+"""Recorded runs back from ``results/``, grouped by what they are runs of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ..recipes import Setting
+from ..reproduce.record import read_records
+from ..training.config import RunConfig
+from .statistics import Paired, deviation, mean, paired
+
+LAST = 10  # epochs of MetaQuant's mean
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One recorded run."""
+
+    path: Path  # relative to the folder of results
+    config: RunConfig
+    content: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return "failed" in self.content
+
+    @property
+    def curve(self) -> dict[str, list[float]]:
+        return self.content["curve"]
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        return self.content["conditions"]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.content[name]
+
+    @property
+    def last10(self) -> float:
+        return mean(self.curve["test_accuracy"][-LAST:])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one setting with different seeds. Failed ones are counted and take no part in means."""
+
+    setting: Setting
+    records: tuple[Record, ...]
+    diverged: int
+
+    @property
+    def n(self) -> int:
+        return len(self.records)
+
+    @property
+    def method(self) -> str:
+        return self.setting.name.rsplit("/", 1)[-1]
+
+    def values(self, name: str) -> list[float]:
+        return [record.last10 if name == "last10" else float(record[name]) for record in self.records]
+
+    def mean(self, name: str = "test_accuracy") -> float:
+        return mean(self.values(name))
+
+    def deviation(self, name: str = "test_accuracy") -> float | None:
+        return deviation(self.values(name))
+
+    def against(self, other: Group) -> Paired | None:
+        """Last epochs compared over the seeds that both have."""
+        mine = {record.config.seed: float(record["test_accuracy"]) for record in self.records}
+        theirs = {record.config.seed: float(record["test_accuracy"]) for record in other.records}
+        seeds = sorted(mine.keys() & theirs.keys())
+        if not seeds:
+            return None
+        return paired([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+
+class Results:
+    """What a folder of results holds. An empty or missing one holds nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.records = [
+            Record(path.relative_to(root), RunConfig.from_dict(content["config"]), content)
+            for path, content in (read_records(root) if root.is_dir() else ())
+        ]
+        self._by_kind: dict[str, list[Record]] = {}
+        for record in self.records:
+            self._by_kind.setdefault(_kind(record.config), []).append(record)
+
+    def group(self, setting: Setting) -> Group:
+        """The runs of a setting: of the recipe's precision, or else of the one that most runs have."""
+        found = self._by_kind.get(_kind(setting.config), [])
+        by_precision: dict[str, list[Record]] = {}
+        for record in found:
+            by_precision.setdefault(record.config.precision, []).append(record)
+        if setting.config.precision in by_precision:
+            chosen = by_precision[setting.config.precision]
+        else:
+            chosen = max(by_precision.values(), key=len, default=[])
+        once = {record.config.seed: record for record in chosen}  # a copy of a file is no second run
+        ordered = [once[seed] for seed in sorted(once)]
+        kept = tuple(record for record in ordered if not record.failed)
+        return Group(setting, kept, len(ordered) - len(kept))
+
+    def extra(self, name: str) -> dict[str, Any] | None:
+        """Another recorded experiment, such as ``theorem``."""
+        path = self.root / f"{name}.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    @cached_property
+    def epochs(self) -> list[int]:
+        """All lengths of runs that occur."""
+        return sorted({record.config.epochs for record in self.records})
+
+
+def _kind(config: RunConfig) -> str:
+    """What makes runs comparable: everything but the seed and how products are rounded."""
+    return dataclasses.replace(config, seed=0, precision="float32").key
+
+
+def reference(name: str) -> dict[str, Any]:
+    """Published values: ``paper`` or ``metaquant``."""
+    return json.loads((resources.files("fastslow.report") / "reference" / f"{name}.json").read_text())

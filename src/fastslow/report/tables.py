@@ -1,0 +1,311 @@
+"""The tables of the paper, with its values, MetaQuant's and ours side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ..recipes import Setting, floats, overhead, table1, table2, table3, table4
+from ..recipes.base import shorter
+from .document import Table
+from .results import Group, Results, reference
+from .statistics import mean
+from .words import (
+    METHOD_ORDER,
+    NONE,
+    NOT_RUN,
+    data_name,
+    difference,
+    group_value,
+    method_name,
+    model_name,
+    pair_words,
+    protocol_name,
+    signed,
+    spread,
+)
+
+STE = "ste"
+_COLUMNS = (
+    "Training",
+    "Method",
+    "Paper",
+    "MetaQuant, last 10 / best",
+    "Ours, last epoch",
+    "n",
+    "Ours, last 10",
+    "Ours, best",
+    "Train acc.",
+    "Loss",
+    "Ours − paper",
+    "Against STE [95 %]",
+    "Paired t-test",
+)
+
+
+def main_tables(results: Results, settings: list[Setting]) -> list[Table]:
+    """Tables 1 and 2 and their variants: one table a network."""
+    floats_found = {g.setting.name.split("/")[0]: g for g in (results.group(s) for s in floats.settings())}
+    tables = []
+    for model in dict.fromkeys(s.name.split("/")[0] for s in settings):
+        mine = [s for s in settings if s.name.startswith(f"{model}/")]
+        tables.append(_main_table(results, model, mine, floats_found[model]))
+    return tables
+
+
+def _main_table(results: Results, model: str, settings: list[Setting], own_float: Group) -> Table:
+    paper, starts = reference("paper"), results.extra("starts") or {}
+    data = settings[0].config.data
+    started = starts.get("accuracies", {}).get(f"{model}_{data}")
+    title = f"{model_name(model)}, {data_name(data)}"
+    note = (
+        f"Float network: {paper['float'][model]:.2f} in the paper; the weights all runs start from: "
+        f"{NOT_RUN if started is None else f'{started:.2f}'}; pretrained by us: {group_value(own_float)}."
+    )
+    rows = []
+    for protocol in dict.fromkeys(s.name.split("/")[1] for s in settings):
+        groups = {s.name: results.group(s) for s in settings if s.name.split("/")[1] == protocol}
+        ste = groups.get(f"{model}/{protocol}/{STE}")
+        rows += [_main_row(group, ste) for group in in_table_order(groups.values())]
+    return Table(title, _COLUMNS, tuple(rows), labels=2, note=note)
+
+
+def _main_row(group: Group, ste: Group | None) -> tuple[str, ...]:
+    model, protocol, method = group.setting.name.split("/")
+    paper = published(model, protocol, method)
+    logged = logged_by_metaquant(model, group.setting.config.data, protocol, method)
+    has = group.n > 0
+    against = group.against(ste) if ste is not None and method != STE else None
+    return (
+        protocol_name(protocol),
+        method_name(method),
+        NONE if paper is None else spread(*paper["test"]),
+        NONE if logged is None else f"{logged['last10']:.2f} / {logged['best']:.2f}",
+        group_value(group),
+        str(group.n) if has else NONE,
+        f"{group.mean('last10'):.2f}" if has else NONE,
+        f"{group.mean('best_test_accuracy'):.2f}" if has else NONE,
+        group_value(group, "train_accuracy") if has else NONE,
+        group_value(group, "train_loss", 3) if has else NONE,
+        signed(group.mean() - paper["test"][0]) if has and paper is not None else NONE,
+        difference(against),
+        pair_words(against),
+    )
+
+
+def in_table_order(groups: Iterable[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: METHOD_ORDER.index(group.method))
+
+
+def published(model: str, protocol: str, method: str) -> dict[str, Any] | None:
+    """The paper's row. Its text leaves two layers float and its code none, so both variants stand beside it."""
+    base, _, variant = protocol.partition("-")
+    return reference("paper")["tables12"].get(f"{model}/{base}/{method}") if variant in ("", "all", "code") else None
+
+
+def logged_by_metaquant(model: str, data: str, protocol: str, method: str) -> dict[str, Any] | None:
+    base, _, variant = protocol.partition("-")
+    if variant not in ("", "all", "code"):
+        return None
+    return reference("metaquant")["settings"].get(f"{model}/{data}/dorefa/{base}/{method}")
+
+
+def other_lengths(results: Results, settings: list[Setting]) -> list[tuple[int, list[Setting]]]:
+    """The same settings with other numbers of epochs, where such runs were recorded for more than their time."""
+    found = []
+    for epochs in results.epochs:
+        if epochs == overhead.EPOCHS:
+            continue
+        squeezed = [
+            dataclasses.replace(s, config=shorter(s.config, epochs)) for s in settings if s.config.epochs != epochs
+        ]
+        there = [s for s in squeezed if results.group(s).n or results.group(s).diverged]
+        if there:
+            found.append((epochs, there))
+    return found
+
+
+def headline(results: Results) -> Table:
+    """FSG against STE wherever both were run: what the paper is about, in one table."""
+    rows = []
+    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
+        ste = groups[STE]
+        learned = [g for name, g in groups.items() if name != STE and g.n]
+        if not ste.n or not learned:
+            continue
+        for group in in_table_order(learned):
+            paper = published(model, protocol, group.method)
+            paper_ste = published(model, protocol, STE)
+            said = NONE if paper is None or paper_ste is None else signed(paper["test"][0] - paper_ste["test"][0])
+            against = group.against(ste)
+            rows.append(
+                (
+                    f"{model_name(model)}, {protocol_name(protocol)}",
+                    method_name(group.method),
+                    group_value(group),
+                    group_value(ste),
+                    difference(against),
+                    pair_words(against),
+                    said,
+                    verdict(against),
+                )
+            )
+    return Table(
+        "Learned gradients against the straight-through estimator",
+        ("Setting", "Method", "Ours, last epoch", "STE", "Difference [95 %]", "Paired t-test", "In the paper", "Shown"),
+        tuple(rows),
+        labels=2,
+        note="" if rows else "No setting has runs of both yet.",
+    )
+
+
+def verdict(found: Any) -> str:
+    """In words, at the usual 5 %."""
+    if found is None or found.p is None:
+        return "too few runs"
+    if found.p >= 0.05:
+        return "no difference"
+    return "better than STE" if found.difference > 0 else "worse than STE"
+
+
+def _by_protocol(results: Results, settings: list[Setting]) -> list[tuple[str, str, dict[str, Group]]]:
+    found: dict[tuple[str, str], dict[str, Group]] = {}
+    for setting in settings:
+        model, protocol, method = setting.name.split("/")
+        found.setdefault((model, protocol), {})[method] = results.group(setting)
+    return [(model, protocol, groups) for (model, protocol), groups in found.items()]
+
+
+def slow_net_table(results: Results) -> Table:
+    paper = reference("paper")["table3"]
+    rows = []
+    for setting in table3.settings():
+        model, _, slow = setting.name.split("/")
+        group = results.group(setting)
+        value = paper.get(setting.name)
+        variant = "" if model in ("resnet44", "resnet56") else " (variant)"
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(setting.config.data)}{variant}",
+                method_name(slow),
+                NONE if value is None else spread(*value),
+                group_value(group),
+                str(group.n) if group.n else NONE,
+                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+                signed(group.mean() - value[0]) if group.n and value is not None else NONE,
+            )
+        )
+    columns = ("Network", "Slow-net", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
+    return Table("Slow-nets, Adam", columns, tuple(rows), labels=2)
+
+
+def sota_table(results: Results) -> Table:
+    paper = reference("paper")["table4"]
+    groups = {s.name: results.group(s) for s in table4.settings()}
+    rows = []
+    for name in paper:  # in the paper's order
+        group = groups[name]
+        model, _, method = name.split("/")
+        against = group.against(groups[f"{model}/adam/{STE}"]) if method != STE else None
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(group.setting.config.data)}",
+                method_name(method) if method != STE else "DoReFa with STE",
+                spread(*paper[name]),
+                group_value(group),
+                str(group.n) if group.n else NONE,
+                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+                signed(group.mean() - paper[name][0]) if group.n else NONE,
+                difference(against),
+                pair_words(against),
+            )
+        )
+    columns = ("Network", "Method", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
+    columns = (*columns, "Against STE [95 %]", "Paired t-test")
+    return Table("Methods under the same short protocol, Adam", columns, tuple(rows), labels=2)
+
+
+def overhead_table(results: Results) -> Table:
+    """Only runs that had the device to themselves; the first epoch, which warms up, is left out."""
+    paper = reference("paper")["overhead"]
+    groups = {s.name: results.group(s) for s in overhead.settings()}
+    seconds = {name: _seconds_alone(group) for name, group in groups.items()}
+    rows = []
+    for name, group in groups.items():
+        model, _, method = name.split("/")
+        mine, ste = seconds[name], seconds[f"{model}/adam/{STE}"]
+        said = paper.get(name)
+        said_ste = paper[f"{model}/adam/{STE}"]["seconds"] if said else 1.0
+        device = group.records[0].conditions["device"] if mine is not None else NONE
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(group.setting.config.data)}",
+                method_name(method) if method != "multifc" else "fast-net alone (MultiFC)",
+                f"{said['seconds']:.1f} ({said['seconds'] / said_ste:.1f}×)" if said else NONE,
+                NOT_RUN if mine is None else f"{mine:.2f}",
+                f"{mine / ste:.1f}×" if mine is not None and ste else NONE,
+                device,
+            )
+        )
+    columns = ("Network", "Method", "Paper, s an epoch", "Ours, s an epoch", "Times STE", "Device")
+    return Table("Seconds of training an epoch", columns, tuple(rows), labels=2)
+
+
+def _seconds_alone(group: Group) -> float | None:
+    alone = [r for r in group.records if r.conditions.get("jobs") == 1 and len(r.curve["seconds"]) > 1]
+    return mean([value for record in alone for value in record.curve["seconds"][1:]]) if alone else None
+
+
+def float_table(results: Results) -> Table:
+    paper, starts = reference("paper")["float"], (results.extra("starts") or {}).get("accuracies", {})
+    rows = []
+    for setting in floats.settings():
+        model, data, _ = setting.name.split("/")
+        group, start = results.group(setting), starts.get(f"{model}_{data}")
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(data)}",
+                f"{paper[model]:.2f}",
+                NOT_RUN if start is None else f"{start:.2f}",
+                group_value(group),
+                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+            )
+        )
+    columns = ("Network", "Paper", "Weights the runs start from", "Pretrained by us, last epoch", "Best")
+    return Table("Float networks", columns, tuple(rows))
+
+
+def lr_table(results: Results) -> Table:
+    rows = []
+    for setting in table1.lr_sweep():
+        _, optimizer, rate = setting.name.split("/")
+        group = results.group(setting)
+        label = {"sgd": "SGD", "momentum": "SGD, momentum 0.9"}[optimizer]
+        rows.append((label, rate.removeprefix("lr"), group_value(group)))
+    columns = ("Optimizer", "lr", "Held-out accuracy, last epoch")
+    return Table("STE on ResNet-20, 30 epochs, last 5,000 training images held out", columns, tuple(rows), labels=2)
+
+
+def run_table(results: Results) -> Table:
+    """Every recorded run: the files behind all numbers above."""
+    rows = []
+    for record in results.records:
+        config, conditions = record.config, record.conditions
+        shown = "diverged" if record.failed else f"{record['test_accuracy']:.2f}"
+        best = NONE if record.failed else f"{record['best_test_accuracy']:.2f} ({record['best_epoch']})"
+        rows.append(
+            (
+                str(record.path),
+                shown,
+                best,
+                str(config.epochs),
+                NONE if record.failed else f"{record['seconds']:.0f}",
+                config.precision,
+                f"{conditions['device']}, {conditions.get('jobs', 1)} side by side",
+                f"{conditions['torch']}",
+                conditions.get("commit") or NONE,
+            )
+        )
+    columns = ("File", "Last", "Best (epoch)", "Epochs", "Seconds", "Precision", "Device", "torch", "Commit")
+    return Table("Recorded runs", columns, tuple(rows), note="" if rows else "None yet.")

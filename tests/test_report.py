@@ -1,0 +1,275 @@
+"""The report: the paper's tables with our numbers, from files alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fastslow.recipes import RECIPES
+from fastslow.report.html import render_html
+from fastslow.report.markdown import render_markdown
+from fastslow.report.page import build, intro, write_report
+from fastslow.report.results import Results, reference
+from fastslow.report.statistics import Paired, mean
+from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
+from fastslow.report.tables import headline, logged_by_metaquant, main_tables, overhead_table, published, verdict
+from fastslow.report.words import NOT_RUN, difference, pair_words, signed
+from synthetic_results import write_synthetic
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    write_synthetic(folder, "table1", "resnet20/adam", 3, ste=90.4, fsg=89.6)
+    write_synthetic(folder, "table1", "resnet44/adam/ste", 1)
+    write_synthetic(folder, "beta", "resnet20", 1)
+    write_synthetic(folder, "overhead", "resnet56", 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(made_up: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("docs")
+    write_report(made_up, out)
+    return out
+
+
+# -- the committed report ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (ROOT / "docs" / "results.md").is_file(), reason="not a clone of the repository")
+def test_the_committed_report_is_what_the_results_give(tmp_path: Path) -> None:
+    write_report(ROOT / "results", tmp_path)
+    for path in sorted(tmp_path.rglob("*.*")):
+        committed = ROOT / "docs" / path.relative_to(tmp_path)
+        assert committed.read_bytes() == path.read_bytes(), f"{committed} is stale: run `fastslow report` and commit it"
+    figures = ROOT / "docs" / "figures"
+    kept = {path.name for path in (tmp_path / "figures").glob("*.svg")}
+    assert {path.name for path in figures.glob("*.svg") if not path.name.startswith("diagnosis")} == kept
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_published_values() -> None:
+    assert published("resnet20", "adam", "fsg") == {
+        "test": [91.0, 0.804],
+        "train": [94.926, 0.747],
+        "loss": [0.143, 0.039],
+    }
+    assert published("resnet110", "sgd", "ste") is not None
+    assert published("resnet20", "sgd-tuned", "ste") is None
+    assert published("resnet20", "adam", "multifc") is None  # the paper leaves it out
+    assert len(reference("paper")["tables12"]) == 40
+    logged = logged_by_metaquant("resnet32", "cifar10", "adam", "ste")
+    assert logged == {"last10": 91.172, "variance": 0.077, "best": 91.52, "trials": 5, "from": "logs"}
+    assert logged_by_metaquant("resnet20", "cifar10", "adam-all", "ste")["last10"] == 89.782  # pyright: ignore
+    assert len(reference("metaquant")["settings"]) == 65 + 5  # the logs, and what only the README has
+
+
+def test_rows_are_means_over_the_recorded_seeds(made_up: Path) -> None:
+    results = Results(made_up)
+    setting = next(s for s in RECIPES["table1"].settings() if s.name == "resnet20/adam/fsg")
+    group = results.group(setting)
+    files = sorted((made_up / "resnet20-cifar10").glob("fsg-adam-seed*.json"))
+    contents = [json.loads(path.read_text()) for path in files]
+    own = [c for c in contents if c["config"]["method_fields"] == {} and c["config"]["epochs"] == 100]
+    assert group.n == len(own) == 3
+    assert group.mean() == pytest.approx(mean([c["test_accuracy"] for c in own]))
+    assert group.mean("last10") == pytest.approx(mean([mean(c["curve"]["test_accuracy"][-10:]) for c in own]))
+    table = main_tables(results, [s for s in RECIPES["table1"].settings() if s.name.startswith("resnet20/")])[0]
+    row = next(row for row in table.rows if row[:2] == ("Adam", "FSG"))
+    assert row[4] == f"{group.mean():.2f} ± {group.deviation():.2f}"
+    assert row[5] == "3"
+    assert row[10] == signed(group.mean() - 91.0)
+    assert row[12].endswith("n = 3")
+    assert next(row for row in table.rows if row[:2] == ("SGD", "FSG"))[4] == NOT_RUN
+
+
+def test_no_results_at_all(tmp_path: Path) -> None:
+    results = Results(tmp_path / "nothing")
+    sections = build(results)
+    text = render_markdown("Results", intro(results), sections)
+    assert "0 recorded runs" in text
+    assert "not run" in text
+    assert "<svg" not in render_html("Results", intro(results), sections)
+    assert headline(results).rows == ()
+
+
+def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 2)
+    path = sorted(tmp_path.rglob("*.json"))[0]
+    other = json.loads(path.read_text())
+    other["config"] |= {"precision": "bf16", "seed": 7}
+    (path.parent / "ste-adam-seed7-bf16.json").write_text(json.dumps(other))
+    short = json.loads(path.read_text())
+    short["config"] |= {"epochs": 50, "step_epochs": 15}
+    (path.parent / "ste-adam-seed0-short.json").write_text(json.dumps(short))
+    shutil.copy(path, path.parent / "copy-of-seed0-twice.json")
+    results = Results(tmp_path)
+    setting = next(s for s in RECIPES["table1"].settings() if s.name == "resnet20/adam/ste")
+    assert [r.config.seed for r in results.group(setting).records] == [0, 1]
+    titles = [section.title for section in build(results)]
+    assert "Table 1 with 50 epochs" in titles
+
+
+def test_diverged_runs_are_said(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 2)
+    first, second = sorted(tmp_path.rglob("*.json"))
+    for path in (first, second):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "failed": "training diverged: the loss is nan"}))
+        table = main_tables(Results(tmp_path), RECIPES["table1"].settings())[0]
+        if path == first:
+            assert table.rows[0][4].endswith("; 1 diverged")
+            assert table.rows[0][5] == "1"
+    assert table.rows[0][4] == "diverged (2 of 2)"
+
+
+def test_overhead_takes_only_runs_that_were_alone(made_up: Path, tmp_path: Path) -> None:
+    rows = overhead_table(Results(made_up)).rows
+    assert rows[0][2:5] == ("42.3 (1.0×)", "4.00", "1.0×")
+    assert rows[2][4] == "5.0×"
+    shutil.copytree(made_up, tmp_path / "shared")
+    for path in (tmp_path / "shared" / "resnet56-cifar100").glob("*.json"):
+        path.write_text(path.read_text().replace('"jobs":1', '"jobs":4'))
+    assert overhead_table(Results(tmp_path / "shared")).rows[0][3] == NOT_RUN
+
+
+def test_words() -> None:
+    found = Paired(5, -0.304, 0.0212, -1.94, (-0.52, -0.08), None)
+    assert difference(found) == "−0.30 [−0.52, −0.08]"
+    assert pair_words(found) == "p = 0.021, d = −1.9, n = 5"
+    assert verdict(found) == "worse than STE"
+    assert verdict(Paired(5, 0.3, 0.2, 0.4, None, None)) == "no difference"
+    assert verdict(Paired(1, 0.3, None, None, None, None)) == "too few runs"
+    assert pair_words(Paired(6, 1.0, 0.0001, 3.0, None, 0.03125)) == "p < 0.001, d = +3.0, Wilcoxon p = 0.031, n = 6"
+    assert (signed(-0.001), signed(0.0), signed(2)) == ("0.00", "0.00", "+2.00")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_results_give_the_same_bytes(made_up: Path, written: Path, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "of-yesterday.svg").write_text("")
+    write_report(made_up, tmp_path)
+    files = sorted(path.relative_to(written) for path in written.rglob("*.*"))
+    assert files == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*"))
+    assert len(files) > 5
+    for path in files:
+        assert (written / path).read_bytes() == (tmp_path / path).read_bytes()
+
+
+class Checker(HTMLParser):
+    """Whether tags close, and what the page asks for from outside."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.asked: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.asked += [v or "" for k, v in attrs if k in ("src", "href", "srcset") and not (v or "").startswith("#")]
+        self.ids += [v or "" for k, v in attrs if k == "id"]
+        assert tag not in ("script", "link", "img", "iframe")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(written: Path) -> None:
+    text = (written / "results.html").read_text()
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert checker.asked == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert "url(" not in text
+    assert "prefers-color-scheme:dark" in text
+    assert 'name="viewport"' in text
+
+
+def test_figures_are_well_formed_and_have_words(written: Path) -> None:
+    figures = sorted((written / "figures").glob("*.svg"))
+    assert {"train-loss-resnet44-adam.svg", "sweep-beta-resnet20.svg", "ridges-resnet20-adam.svg"} <= {
+        p.name for p in figures
+    }
+    for path in figures:
+        root = ElementTree.fromstring(path.read_text())
+        assert len(root.attrib["aria-label"]) > 30
+        assert root.findall(".//{http://www.w3.org/2000/svg}text")
+        assert "nan" not in path.read_text()
+
+
+def test_markdown_tables_have_equal_columns(written: Path) -> None:
+    rows: list[str] = []
+    for line in [*(written / "results.md").read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append(line.replace("\\|", ""))
+        elif rows:
+            assert len({row.count("|") for row in rows}) == 1, rows[0]
+            rows = []
+
+
+def test_axes() -> None:
+    assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+    assert nice_ticks(88.9, 90.6) == [89.0, 89.5, 90.0, 90.5]
+    assert [tick_text(v) for v in (0, -0.5, 1e-4, 2e5, 1000)] == ["0", "−0.5", "10⁻⁴", "2·10⁵", "1000"]
+    flat = chart([Series("one point", 0, [1], [5.0], points=True)], Axis("x", log=True), Axis("y"), alt="a point")
+    ElementTree.fromstring(flat)
+
+
+def chromium() -> str | None:
+    return next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+
+
+@pytest.mark.skipif(chromium() is None, reason="headless Chromium isn't installed")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_it_without_sideways_scrolling(written: Path, tmp_path: Path, width: int) -> None:
+    """The page itself fits the window; only tables scroll. Asked of the browser through the title."""
+    page = tmp_path / "page.html"
+    probe = (
+        "<script>onload=()=>{let f=document.createElement('iframe');f.style.cssText="
+        f"'width:{width}px;height:800px;border:0';f.srcdoc=document.getElementById('p').textContent;f.onload=()=>{{"
+        "let d=f.contentDocument,s=[...d.querySelectorAll('figure>svg')].map(e=>e.getBoundingClientRect().width);"
+        "document.title=[d.documentElement.scrollWidth,Math.min(...s),s.length].join(' ')};"
+        "document.body.append(f)}</script>"
+    )
+    inner = (written / "results.html").read_text().replace("</textarea", "")
+    page.write_text(
+        f"<title></title><body>{probe}<textarea id=p hidden>{inner.replace('&', '&amp;')}</textarea></body>"
+    )
+    command = [
+        chromium() or "",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+    ]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = subprocess.run([*command, profile, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    title = shown.stdout.split("<title>", 1)[1].split("</title>", 1)[0]
+    scroll_width, narrowest, count = title.split()
+    assert int(scroll_width) <= width
+    assert float(narrowest) > 0.75 * min(width, 440)  # text of 12.5 pixels stays above 9
+    assert int(count) > 3
