@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import data as data
+    from . import indicators as indicators
     from . import models as models
     from .binarize import Binarizer as Binarizer
     from .convert import Conversion as Conversion
@@ -49,7 +50,7 @@ _HOME = {
     "weights": ("load_weights", "save_weights"),
     "wrapper": ("BinaryOptimizer", "optimizer"),
 }
-_MODULES = ("data", "models")
+_MODULES = ("data", "indicators", "models")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [*_MODULE_OF, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
