@@ -201,6 +201,18 @@ def test_deterministic_and_resumes_bit_for_bit(row):
         assert torch.equal(value, other), key
 
 
+@everyone
+def test_a_copy_of_model_and_optimizer_goes_on_alike(row):
+    model = binary_net(row)
+    optimizer = wrap(model, 12)
+    train(model, optimizer, 0, 4)
+    pair = copy.deepcopy((model, optimizer))
+    torch.manual_seed(3)
+    here = train(model, optimizer, 4, 8)
+    torch.manual_seed(3)
+    assert train(*pair, 4, 8) == here
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, for a Function
 @everyone
 def test_compiles_as_one_graph(row):

@@ -172,7 +172,14 @@ def test_irnet_weights():
     sparse[0, 0] = 10.0  # Ws = (9.9, -0.1, ...): mean|Ws| = 0.198 -> 2^round(-2.34) = 1/4
     layer = linear("irnet", sparse)
     assert layer.binary_weight.abs().unique().tolist() == [0.25]
-    assert linear("irnet", torch.ones(2, 4)).binary_weight.tolist() == [[-1.0] * 4] * 2, "equal weights: no NaN"
+
+
+@pytest.mark.parametrize("name", ["irnet", "rbnn", "recu", "adabin"])
+@pytest.mark.parametrize("w", [torch.zeros(2, 4), torch.ones(2, 4)])
+def test_filters_of_equal_weights_stay_finite(name, w):
+    layer = linear(name, w)
+    assert layer.binary_weight.isfinite().all()
+    assert gradient_of(layer, G).isfinite().all()
 
 
 def test_irnet_gradient_passes_mean_and_std():

@@ -107,5 +107,7 @@ class BopDriver(Driver):
         return {"momentum": self.momentum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() != {"momentum"} or state["momentum"].keys() != self.momentum.keys():
+            raise ValueError("the saved state belongs to other layers, or to another method than bop")
         for name, saved in state["momentum"].items():
             self.momentum[name].copy_(saved)

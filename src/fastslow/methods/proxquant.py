@@ -72,7 +72,7 @@ class ProxDriver(Driver):
 
     def __init__(self, method: ProxQuant, slots: list[Slot]) -> None:
         self.method = method
-        self.slots = slots
+        self.slots = list({id(slot.layer.weight): slot for slot in slots}.values())  # a tied weight once
         self._frozen = False
 
     def before_step(self) -> bool:
