@@ -53,17 +53,21 @@ def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
     test = data.Batches(dataset.test, 500)
     float_config = RunConfig(**{**config.to_dict(), "method": None, "method_fields": {}})
     before = evaluate(build_model(float_config, 10), test)
-    print(f"1  float ResNet-20: {before.accuracy:.1f} % on {before.n} test images")
+    print(f"1  float ResNet-20: {before.accuracy:.1f} % on {before.n} test images", flush=True)
 
     run = RunFolder.create(out, config)
     trainer = Trainer(config, dataset, run=run, sink=ConsoleSink())
     collapsed = evaluate(trainer.model, test)
     cost = summarize(trainer.model, (3, 32, 32))
     print(f"2  its weights as bits (first and last layer stay float): {collapsed.accuracy:.1f} %")
-    print(f"3  training with {config.method}, {epochs} epochs of {len(dataset.train)} images")
+    passes = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    print(f"3  training with {config.method}, {passes} of {len(dataset.train)} images", flush=True)
     result = trainer.fit()
     print(f"4  trained binary network: {result['test_accuracy']:.1f} % after {result['seconds']:.0f} s")
-    print(f"5  size: {cost.float_bytes / 1024:.0f} KiB in float, {cost.packed_bytes / 1024:.0f} KiB with packed bits")
+    print(
+        f"5  size: {cost.float_bytes / 1024:.0f} KiB in float, {cost.packed_bytes / 1024:.0f} KiB with packed bits: "
+        f"{cost.compression:.0f} times smaller"
+    )
     picture = draw_run(trainer.rows, out / "curves.png")
     print(f"6  loss and flip ratio: {picture}" if picture else "6  for the curves: pip install 'fastslow[report]'")
     return {

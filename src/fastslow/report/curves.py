@@ -11,6 +11,7 @@ def draw_run(rows: list[dict[str, Any]], path: Path) -> Path | None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return None
     figure = Figure(figsize=(10, 3.2), layout="constrained")
@@ -27,6 +28,7 @@ def draw_run(rows: list[dict[str, Any]], path: Path) -> Path | None:
                 axes.plot(epochs, [factor * row[key] for row in rows], marker=".", label=label)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         if len(series) > 1:
             axes.legend(frameon=False)
