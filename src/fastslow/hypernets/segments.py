@@ -43,3 +43,10 @@ def segment_mean(flat: Tensor, sizes: Sequence[int]) -> Tensor:
     if flat.device.type == "cuda":
         return torch.segment_reduce(flat, "mean", offsets=_offsets(tuple(sizes), flat.device), unsafe=True)
     return torch.stack([part.mean() for part in flat.split(list(sizes))])
+
+
+def segment_sum(flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The sum of each layer, in a fixed order."""
+    if flat.device.type == "cuda":
+        return torch.segment_reduce(flat, "sum", offsets=_offsets(tuple(sizes), flat.device), unsafe=True)
+    return torch.stack([part.sum() for part in flat.split(list(sizes))])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastslow.hypernets import native
+from fastslow.hypernets import kernels, native
 from fastslow.hypernets.layouts import SlowNet
 from fastslow.hypernets.scan import Discretization, check_discretization, selective_scan_reference
 from fastslow.hypernets.scan_chunked import selective_scan
@@ -122,6 +122,10 @@ class MambaSlowNet(SlowNet):
     ) -> Tensor:
         if not reference and native.can_run(self, history) and len(history) < native.MAX_TOKENS:
             return native.per_weight(self, history, sizes, layers, scales, known=known)
+        if not reference and kernels.can_run(self, history) and len(history) < kernels.MAX_TOKENS:
+            from fastslow.hypernets.kernels import launch  # imports Triton
+
+            return launch.per_weight(self, history, sizes, layers, scales, known=known)
         return super().per_weight(history, sizes, layers, scales=scales, known=known, reference=reference)
 
     def _convolve(self, in_x: Tensor, u: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+"""Elementary functions inside Triton kernels, with full float32 accuracy where plain formulas lose it."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def expm1_negative(z):
+    """exp(z) - 1 for z <= 0: near 0 the difference would cancel, and the polynomial doesn't."""
+    p = 1.0 / 120 + z * (1.0 / 720)
+    p = 1.0 / 24 + z * p
+    p = 1.0 / 6 + z * p
+    p = 0.5 + z * p
+    p = z + z * z * p
+    return tl.where(z > -0.25, p, tl.exp(z) - 1.0)
+
+
+@triton.jit
+def logistic(v):
+    return 1.0 / (1.0 + tl.exp(-v))
+
+
+@triton.jit
+def softplus(v):
+    """max(v, 0) + log1p(exp(-|v|)), with log1p(w) = 2 atanh(w / (2 + w)) as a series in a square <= 1/9."""
+    w = tl.exp(-tl.abs(v))
+    s = w / (2.0 + w)
+    q = s * s
+    series = 1.0 / 11 + q * (1.0 / 13)
+    series = 1.0 / 9 + q * series
+    series = 1.0 / 7 + q * series
+    series = 1.0 / 5 + q * series
+    series = 1.0 / 3 + q * series
+    series = 1.0 + q * series
+    return tl.maximum(v, 0.0) + 2.0 * s * series

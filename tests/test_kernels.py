@@ -1,0 +1,35 @@
+"""The Triton kernels against the float64 reference: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # read when the kernels are imported
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from fastslow.hypernets.kernels import launch  # noqa: E402
+from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
+
+
+@pytest.mark.parametrize("options", NETS)
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_per_weight_is_the_float64_reference(options: dict, size: float) -> None:
+    net, twin = make(**options)
+    sizes = SIZES if DEVICE == "cuda" else [5, 1, 20, 3, 2]
+    history = torch.randn(3, sum(sizes)) * size
+    scales = torch.rand(len(sizes)) * size + size if size < 1 else None
+    cotangent = torch.randn(sum(sizes))
+    double = None if scales is None else scales.double()
+    want = twin.per_weight(history.double(), sizes, LAYERS, scales=double, reference=True)
+    expected = gradients(twin, want, cotangent)
+    net = net.to(DEVICE)
+    on_device = None if scales is None else scales.to(DEVICE)
+    got = launch.per_weight(net, history.to(DEVICE), sizes, LAYERS, on_device)
+    assert_close(got.cpu(), want, "output")
+    for name, gradient in gradients(net, got, cotangent.to(DEVICE)).items():
+        assert_close(gradient.cpu(), expected[name], name, 3e-5)
