@@ -212,6 +212,17 @@ def test_mcdonnell_constant():
     layer = nn.Conv2d(8, 4, 3)
     fs.binarize_(layer, "mcdonnell")
     assert layer.binary_weight.abs().unique().item() == pytest.approx(math.sqrt(2 / 72))
+    g = torch.randn(4, 8, 3, 3)
+    torch.testing.assert_close(gradient_of(layer, g), g)  # the constant takes no part, as in the public code
+
+
+def test_centring_over_the_input_channels():
+    layer = nn.Conv2d(3, 2, 3)
+    fs.binarize_(layer, "bwn", centre=True)
+    optimizer = fs.optimizer(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    layer.weight.grad = torch.randn_like(layer.weight)
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.mean(1), torch.zeros(2, 3, 3), rtol=0, atol=1e-6)
 
 
 def test_recu_clamp():

@@ -19,8 +19,8 @@ from fastslow.models.resnet_bireal import Maxout, OptionA
         ("resnet20_irnet", {}, 269_850, 20),
         ("resnet20_reste", {}, 269_850, 20),
         ("resnet18_bireal", {}, 11_001_162, 18),
-        ("wide_resnet20", {}, 4_280_512, 20),
-        ("wide_resnet20", {"width": 1, "affine": True}, 269_732, 20),
+        ("wide_resnet20", {}, 4_280_518, 20),
+        ("wide_resnet20", {"width": 1, "affine": True}, 269_738, 20),
     ],
 )
 def test_size(name, fields, parameters, layers):

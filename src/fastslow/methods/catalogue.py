@@ -172,7 +172,7 @@ ROWS = (
         "surrogate",
         "McDonnell, ICLR 2018",
         "sign times a constant of the layer's shape; strong with wide networks and warm restarts",
-        "Wb = sqrt(2 / fan-in) sign(W);  dL/dW = sqrt(2 / fan-in) g",
+        "Wb = sqrt(2 / fan-in) sign(W);  dL/dW = g",
         _FREE,
         "with a wide network from scratch: the strongest simple recipe for real inputs",
     ),

@@ -55,7 +55,10 @@ class SignMethod(Method):
 
 
 class ClipDriver(Driver):
-    """Keeps the latent weights in [-1, 1]: beyond, a gradient of the clipped kind could never bring them back."""
+    """Keeps the latent weights in [-1, 1]: beyond, a gradient of the clipped kind could never bring them back.
+
+    ``centre`` subtracts their mean over the input channels first.
+    """
 
     def __init__(self, slots: list[Slot], centre: bool = False) -> None:
         self.slots = slots
@@ -69,7 +72,7 @@ class ClipDriver(Driver):
         for slot in self.slots:
             weight = slot.layer.weight
             if self.centre:
-                weight.sub_(weight.mean(tuple(range(1, weight.dim())), keepdim=True))
+                weight.sub_(weight.mean(1, keepdim=True))
             weight.clamp_(-1, 1)
 
 

@@ -6,7 +6,9 @@ Rastegari, Ordonez, Redmon, Farhadi, *XNOR-Net: ImageNet Classification Using Bi
     alpha = mean|W| of the filter,    Wb = alpha sign(W),    dL/dW = dL/dWb (1/n + alpha 1[|W| <= 1])
     XNOR:  I * W  ~  (sign(I) * sign(W)) . K alpha,    K = box filter over the channel mean of |I|.
 
-The order of an XNOR block is BatchNorm, sign, convolution, pooling.
+The order of an XNOR block is BatchNorm, sign, convolution, pooling. The authors' public code leaves K out
+(``k_map=False``), centres and clips the latent weights (``centre=True``), and multiplies the weight gradient by a
+further constant, n (1 - 1/channels), which we don't: it is a learning rate.
 """
 
 from __future__ import annotations
@@ -32,9 +34,7 @@ class BWN(SignMethod):
     default_binarizer: ClassVar[str] = "scaled-sign-filter"
     activations: ClassVar[tuple[str, ...]] = ()
 
-    # Centre each filter and clip it to [-1, 1] after every step. Widely used code does; the paper's text doesn't, and
-    # we know the code from memory only.
-    centre: bool = False
+    centre: bool = False  # centre the weights over the input channels and clip them to [-1, 1], after every step
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
         if not torch.is_grad_enabled():

@@ -2,8 +2,8 @@
 
 Twenty convolutions, BatchNorm and ReLU *before* each: a stem, nine blocks of two with 16k, 32k and 64k channels, and a
 1x1 convolution to the classes, followed by BatchNorm and the global pool. There is no linear layer. Shortcuts average
-and pad channels with zeros. BatchNorm learns no scale and offset, since networks as wide overfit CIFAR. That the stem
-has no BatchNorm before it, and how shortcuts average, is from memory of the paper.
+3x3 pixels and pad channels with zeros. BatchNorm, but for the images', learns no scale and offset: networks as wide
+overfit CIFAR.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class WideResNet20(nn.Module):
     def __init__(self, num_classes: int = 10, width: int = 4, affine: bool = False) -> None:
         super().__init__()
         widths = [width * w for w in WIDTHS]
+        self.bn0 = nn.BatchNorm2d(3)
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         blocks = []
         for before, after, stride in zip([widths[0], *widths], widths, (1, 2, 2), strict=False):
@@ -54,7 +55,7 @@ class WideResNet20(nn.Module):
         kaiming_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.blocks(self.conv1(x))))
+        x = F.relu(self.bn1(self.blocks(self.conv1(self.bn0(x)))))
         return self.bn2(self.classes(x)).mean((2, 3))
 
 

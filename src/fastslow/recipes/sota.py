@@ -93,7 +93,8 @@ def surge_resnet20_w1a1() -> RunConfig:
 def mcdonnell_wide() -> RunConfig:
     """1 bit per weight: wide ResNet 20-10, all layers binary, 62 epochs with warm restarts. Published: 96.1.
 
-    Learning rate, weight decay and that the first and last layer are binary too are from memory of the paper.
+    Their batches are of 125, the learning rate ends at 1e-5 and momentum starts anew with each restart; with 254 epochs
+    they add cutout.
     """
     return from_scratch(
         "mcdonnell",
@@ -136,7 +137,7 @@ def mirror_resnet20() -> RunConfig:
 
 
 def bop_vgg_small() -> RunConfig:
-    """Bop, 1-bit activations, 500 epochs of batches of 50. Published for a network of three linear layers: 91.3."""
+    """Bop, 1-bit activations, 500 epochs of batches of 50. Published: 91.3, with two more linear layers, all binary."""
     return from_scratch(
         "bop",
         "vgg_small",
