@@ -18,6 +18,7 @@ from fastslow.models.resnet_bireal import Maxout, OptionA
         ("resnet20_bireal", {"activation": "maxout"}, 269_850 + 2 * (16 + 6 * (16 + 32 + 64)), 20),
         ("resnet20_irnet", {}, 269_850, 20),
         ("resnet20_reste", {}, 269_850, 20),
+        ("resnet20_reste", {"bireal": True}, 269_850, 20),
         ("resnet18_bireal", {}, 11_001_162, 18),
         ("wide_resnet20", {}, 4_280_518, 20),
         ("wide_resnet20", {"width": 1, "affine": True}, 269_738, 20),

@@ -161,7 +161,7 @@ ROWS = (
     _row(
         Surge,
         "surrogate",
-        "SURGE, ICML 2026",
+        "Huang et al., ICML 2026",
         "a full-precision twin of each layer repairs the gradient that reaches its input",
         "out = f_b(x) + lambda (f_a(x) - stopgrad(f_a(x))),  lambda = eta ||g_b|| / ||g_a||",
         "about twice the time and memory of a training step; nothing in evaluation",

@@ -1,7 +1,8 @@
 """SURGE: a full-precision twin of each layer takes part in the backward pass alone, and repairs what reaches the input.
 
-*SURGE* (ICML 2026), https://arxiv.org/abs/2605.10989; from public notes on the paper, no code is released. With the
-binary branch f_b and the twin f_a = W_a x,
+Huang et al., *SURGE: Surrogate Gradient Adaptation in Binary Neural Networks* (ICML 2026),
+https://arxiv.org/abs/2605.10989; from public notes on the paper, no code is released. With the binary branch f_b and
+the twin f_a = W_a x,
 
     out = f_b(x) + lambda (f_a(x) - stopgrad(f_a(x))),    dL/dx = g_b + lambda g_a,
     lambda = eta ||g_b|| / (||g_a|| + 1e-8)  for each layer (the adaptive gradient scaler).

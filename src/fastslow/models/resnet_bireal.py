@@ -6,7 +6,7 @@ so that every convolution but the first can be binary. A BatchNorm precedes the 
     bireal   x = act(bn(conv(x)) + x), twice: a shortcut around *each* convolution (Liu et al., ECCV 2018); for 1-bit
              inputs, since real values bypass every sign; hardtanh, or AdaBin's Maxout
     single   one shortcut around two convolutions, ReLU: IR-Net's network for real inputs
-    reste    conv, ReLU, BatchNorm, and nothing after the sum: ReSTE's network
+    reste    conv, ReLU, BatchNorm, and nothing after the sum: ReSTE's, with one shortcut or, for 1-bit inputs, two
 """
 
 from __future__ import annotations
@@ -97,6 +97,14 @@ class ReSTEBlock(Block):
         return self.bn2(F.relu(self.conv2(y))) + self.shortcut(x)
 
 
+class ReSTEBiRealBlock(Block):
+    """The same with a shortcut around each convolution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(F.relu(self.conv1(x))) + self.shortcut(x)
+        return self.bn2(F.relu(self.conv2(x))) + x
+
+
 class OptionAResNet(nn.Module):
     """Stages of ``blocks`` blocks with ``widths`` channels; any image size, because the pool is global."""
 
@@ -125,7 +133,7 @@ class OptionAResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        x = self.bn1(F.relu(x)) if self.kind is ReSTEBlock else self.act1(self.bn1(x))
+        x = self.bn1(F.relu(x)) if self.kind in (ReSTEBlock, ReSTEBiRealBlock) else self.act1(self.bn1(x))
         x = self.bn2(self.stages(x).mean((2, 3)))
         return self.fc(F.relu(x) if self.kind is SingleBlock else x)
 
@@ -145,6 +153,6 @@ def resnet20_irnet(num_classes: int = 10) -> OptionAResNet:
     return OptionAResNet(SingleBlock, 3, (16, 32, 64), num_classes)
 
 
-def resnet20_reste(num_classes: int = 10) -> OptionAResNet:
+def resnet20_reste(num_classes: int = 10, bireal: bool = False) -> OptionAResNet:
     """ResNet-20 as ReSTE trains it: option A, ReLU before BatchNorm, no activation after the sum."""
-    return OptionAResNet(ReSTEBlock, 3, (16, 32, 64), num_classes)
+    return OptionAResNet(ReSTEBiRealBlock if bireal else ReSTEBlock, 3, (16, 32, 64), num_classes)

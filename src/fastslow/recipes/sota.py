@@ -67,7 +67,15 @@ def reste_resnet20() -> RunConfig:
 
 def reste_resnet20_w1a1() -> RunConfig:
     """ReSTE, 1-bit activations, Bi-Real blocks. Published: 87.92."""
-    return from_scratch("reste", "resnet20_bireal", activations="sign", epochs=1000, batch_size=256, warmup_epochs=5)
+    return from_scratch(
+        "reste",
+        "resnet20_reste",
+        model_fields={"bireal": True},
+        activations="sign",
+        epochs=1000,
+        batch_size=256,
+        warmup_epochs=5,
+    )
 
 
 def fda_resnet20_w1a1() -> RunConfig:
