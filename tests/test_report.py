@@ -53,7 +53,7 @@ def test_the_committed_report_is_what_the_results_give(tmp_path: Path) -> None:
         assert committed.read_bytes() == path.read_bytes(), f"{committed} is stale: run `fastslow report` and commit it"
     figures = ROOT / "docs" / "figures"
     kept = {path.name for path in (tmp_path / "figures").glob("*.svg")}
-    assert {path.name for path in figures.glob("*.svg") if not path.name.startswith("diagnosis")} == kept
+    assert {path.name for path in figures.glob("*.svg")} == kept
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

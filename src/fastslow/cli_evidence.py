@@ -1,4 +1,4 @@
-"""The commands of the evidence: ``fastslow reproduce``, ``fastslow report``."""
+"""The commands of the evidence: ``fastslow reproduce``, ``fastslow report``, ``fastslow diagnose``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add_commands(app: typer.Typer) -> None:
     """Make them known to the command line."""
     app.command()(reproduce)
     app.command()(report)
+    app.command()(diagnose)
 
 
 def reproduce(
@@ -130,6 +131,49 @@ def report(
         print_json([str(path) for path in written])
     else:
         print("\n".join(str(path) for path in written))
+
+
+def diagnose(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run with a checkpoint; none trains anew.")] = None,
+    method: Annotated[str, typer.Option(help="fsg, fsg-code, fsg-weight or fsg-lstm.")] = "fsg",
+    model: Annotated[str, typer.Option(help="The network to train.")] = "resnet20",
+    data: Annotated[str, typer.Option(help="The data set to train on.")] = "cifar10",
+    steps: Annotated[int, typer.Option(help="Steps to train; measured after 2, 4, 8 ... of them.")] = 2000,
+    seed: int = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    weights_dir: Annotated[Path | None, typer.Option(help="Folder of float weights.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure what FSG's slow-net really does while a network trains."""
+    from .cli_support import choose_device, print_json
+    from .reproduce.diagnosing import record_diagnosis
+
+    if weights_dir is not None:
+        _search_first(weights_dir.resolve())
+
+    def tell(row: dict[str, object]) -> None:
+        shown = ("k", "r2_token_linear", "effect_zero", "effect_lre", "flipped_by_lookahead")
+        words = "  ".join(f"{name} {row[name]:.3g}" for name in shown if name in row)
+        print(f"step {row['step']}  {words}", file=sys.stderr)
+
+    path, content = record_diagnosis(
+        out,
+        choose_device(device),
+        run=run,
+        method=method,
+        model=model,
+        data=data,
+        steps=steps,
+        seed=seed,
+        data_root=data_root,
+        tell=tell,
+    )
+    if json:
+        print_json({"file": str(path), **{name: values[-1] for name, values in content["rows"].items()}})
+    else:
+        print(f"recorded {path}")
 
 
 def _search_first(folder: Path) -> None:

@@ -32,10 +32,10 @@ def curves(results: Results) -> list[Figure]:
     """Training loss and test accuracy over the epochs, mean over the seeds, the band from lowest to highest."""
     found = []
     settings = sorted([*table1.settings(), *table2.settings()], key=lambda s: not s.name.startswith("resnet44/"))
-    for model, protocol, groups in _panels(results, settings):
+    for model, protocol, groups in panels(results, settings):
         where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
         for name, label, log in (("train_loss", "training loss", True), ("test_accuracy", "test accuracy, %", False)):
-            series = [_band(group, name) for group in groups]
+            series = [band(group, name) for group in groups]
             alt = f"{label.capitalize()} of {where} over the epochs: " + _ends(groups, name)
             limits = None if log else _late_limits(series)
             body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
@@ -43,7 +43,8 @@ def curves(results: Results) -> list[Figure]:
     return found
 
 
-def _panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, str, list[Group]]]:
+def panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, str, list[Group]]]:
+    """Network, training and what was run of it."""
     panels: dict[tuple[str, str], list[Group]] = {}
     for setting in settings:
         group = results.group(setting)
@@ -53,7 +54,8 @@ def _panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, st
     return [(model, protocol, in_table_order(groups)) for (model, protocol), groups in panels.items()]
 
 
-def _band(group: Group, name: str) -> Series:
+def band(group: Group, name: str) -> Series:
+    """A quantity over the epochs: its mean over the seeds, and from lowest to highest."""
     rows = [record.curve[name] for record in group.records]
     columns = list(zip(*rows, strict=True))
     label = f"{method_name(group.method)} ({group.n})"
@@ -104,7 +106,7 @@ def sweep_figures(results: Results) -> list[Figure]:
 def cost_figures(results: Results) -> list[Figure]:
     """Accuracy against seconds of training, a point a run."""
     found = []
-    for model, protocol, groups in _panels(results, [*table1.settings(), *table2.settings()]):
+    for model, protocol, groups in panels(results, [*table1.settings(), *table2.settings()]):
         if len(groups) < 2:
             continue
         where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
@@ -133,7 +135,7 @@ def cost_figures(results: Results) -> list[Figure]:
 def ridge_figures(results: Results) -> list[Figure]:
     """Where the latent weights of each layer lie when training ends, STE against FSG, seed 0."""
     found = []
-    for model, protocol, groups in _panels(results, [*table1.settings(), *table2.settings()]):
+    for model, protocol, groups in panels(results, [*table1.settings(), *table2.settings()]):
         chosen = [g for g in groups if g.method in ("ste", "fsg") and _histograms(g)]
         if not chosen:
             continue

@@ -40,7 +40,7 @@ def _section(section: Section) -> str:
         inside = '<p class="note">Not run.</p>'
     if section.folded:
         inside = f"<details><summary>Show</summary>{inside}</details>"
-    head = f"<h2>{escape(section.title)}</h2><p>{_prose(section.lead)}</p>"
+    head = f"<h2>{escape(section.title)}</h2>" + (f"<p>{_prose(section.lead)}</p>" if section.lead else "")
     return f'<section id="{section.name}">{head}{inside}</section>\n'
 
 
@@ -49,6 +49,7 @@ def _table(table: Table) -> str:
     if not table.rows:
         return note
     head = "".join(f"<th{_left(i, table)}>{escape(name)}</th>" for i, name in enumerate(table.columns))
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     rows, before = [], None
     for row in table.rows:
         cells = "".join(f"<td{_class(i, cell, table)}>{escape(cell)}</td>" for i, cell in enumerate(row))
@@ -56,7 +57,7 @@ def _table(table: Table) -> str:
         rows.append(f'<tr class="new">{cells}</tr>' if new else f"<tr>{cells}</tr>")
         before = row[0]
     return (
-        f'<div class="scroll" tabindex="0"><table><caption>{escape(table.title)}</caption>'
+        f'<div class="scroll" tabindex="0"><table>{caption}'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}"
     )
 

@@ -8,9 +8,9 @@ from .document import Section, Table
 
 
 def render_markdown(title: str, intro: Sequence[str], sections: Sequence[Section]) -> str:
-    parts = [f"# {title}", *intro, "With light and dark figures on one page: [results.html](results.html)."]
+    parts = [f"# {title}", *intro]
     for section in sections:
-        parts += [f"## {section.title}", section.lead]
+        parts += [f"## {section.title}", *([section.lead] if section.lead else [])]
         for item in section.items:
             if isinstance(item, Table):
                 parts.append(_table(item))

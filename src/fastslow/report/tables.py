@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from ..recipes import Setting, floats, overhead, table1, table2, table3, table4
+from ..recipes import Setting, floats, overhead, sota, table1, table2, table3, table4
 from ..recipes.base import shorter
 from .document import Table
 from .results import Group, Results, reference
@@ -224,6 +225,38 @@ def sota_table(results: Results) -> Table:
     columns = ("Network", "Method", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
     columns = (*columns, "Against STE [95 %]", "Paired t-test")
     return Table("Methods under the same short protocol, Adam", columns, tuple(rows), labels=2)
+
+
+def published_recipes_table(results: Results) -> Table:
+    """The other methods trained as their authors do; what they published is in the recipe's own words."""
+    rows = []
+    for setting in sota.published():
+        group = results.group(setting)
+        said = re.search(r"Published[^:]*: ([0-9.]+[0-9])", sota.RUNS[setting.name].__doc__ or "")
+        rows.append(
+            (
+                setting.name,
+                str(setting.config.epochs),
+                NONE if said is None else said[1],
+                group_value(group),
+                str(group.n) if group.n else NONE,
+                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+            )
+        )
+    columns = ("Recipe", "Epochs", "Published", "Ours, last epoch", "n", "Ours, best")
+    return Table("Published recipes, CIFAR-10", columns, tuple(rows))
+
+
+def common_recipe_table(results: Results) -> Table:
+    rows = []
+    for setting in sota.compared():
+        _, kind, method = setting.name.split("/")
+        group = results.group(setting)
+        best = f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE
+        inputs = {"w1a32": "real", "w1a1": "1 bit"}[kind]
+        rows.append((inputs, method_name(method), group_value(group), str(group.n) if group.n else NONE, best))
+    columns = ("Activations", "Method", "Ours, last epoch", "n", "Ours, best")
+    return Table("One recipe for all: ResNet-20, CIFAR-10, 400 epochs from scratch", columns, tuple(rows), labels=2)
 
 
 def overhead_table(results: Results) -> Table:

@@ -169,7 +169,11 @@ class Grid:
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> None:
         write_record(record_path(self.results, run.place), finished_record(folder, noted_jobs(folder.path)))
-        shutil.rmtree(folder.checkpoints.folder, ignore_errors=True)  # the weights stay
+        if run.config.seed == 0 and (run.config.method or "").startswith("fsg"):
+            for path in folder.checkpoints.paths()[:-1]:  # `fastslow diagnose` looks at the last one
+                path.unlink()
+        else:
+            shutil.rmtree(folder.checkpoints.folder, ignore_errors=True)  # the weights stay
         self.outcome.finished.append(run.name)
 
     # -- watching -----------------------------------------------------------------------------------------------------
