@@ -158,6 +158,14 @@ def mutate_tensors(rng: np.random.Generator, tensors: dict[str, np.ndarray[Any, 
     tensors[name] = tensor
 
 
+def mutable(document: dict[str, Any]) -> bool:
+    """Whether a first lie has left nodes and an input to lie about again."""
+    nodes, shape = document.get("nodes"), document.get("input")
+    if not isinstance(nodes, list) or not isinstance(shape, list) or len(shape) != 3:
+        return False
+    return bool(nodes) and all(isinstance(node, dict) and node for node in nodes)
+
+
 def mutated(rng: np.random.Generator, data: bytes) -> bytes:
     kind = rng.random()
     if kind < 0.25:
@@ -167,11 +175,7 @@ def mutated(rng: np.random.Generator, data: bytes) -> bytes:
     tensors = {f"{node.name}.{role}": t for node in from_bytes(data).graph.nodes for role, t in node.tensors.items()}
     if kind < 0.9:
         for _ in range(rng.integers(1, 3)):
-            if (
-                isinstance(document.get("nodes"), list)
-                and document["nodes"]
-                and isinstance(document.get("input"), list)
-            ):
+            if mutable(document):
                 mutate_header(rng, document)
     else:
         mutate_tensors(rng, tensors)

@@ -1,12 +1,14 @@
 """Packed files: a safetensors container, read without trusting a byte of it. `docs/format.md` is the specification.
 
-Writing uses the safetensors library. Reading is done here, because the reader must refuse what it doesn't understand
-with one clear sentence, and must never allocate more than the file's own size.
+Reading is done here and not by the safetensors library, because it must refuse what it doesn't understand with one
+clear sentence and never allocate more than the file's own size. Writing is done here because the same model must give
+the same bytes; the library writes its metadata in random order. Any safetensors reader opens the files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,11 +57,19 @@ def stored_tensors(graph: Graph, dtype: str) -> dict[str, NDArray[Any]]:
 
 def to_bytes(graph: Graph, info: Info) -> bytes:
     """A whole packed file."""
-    from safetensors.numpy import save
-
-    header = encode(graph, info)
+    text = encode(graph, info)
     tensors = stored_tensors(graph, info.dtype)
-    return save(tensors, metadata={"fastslow": header, "sha256": digest(header, tensors)})
+    # Wide types first, so that every tensor is aligned to its own size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"fastslow": text, "sha256": digest(text, tensors)}}
+    position = 0
+    for name in names:
+        tensor = tensors[name]
+        offsets = [position, position := position + tensor.nbytes]
+        header[name] = {"dtype": _CODES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": offsets}
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head + b"".join(tensors[name].tobytes() for name in names)
 
 
 def write(path: str | Path, data: bytes) -> None:

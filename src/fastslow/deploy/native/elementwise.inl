@@ -11,34 +11,48 @@ inline void each_vector(const Op& op, const Worker& worker, Body body) {
       for (int c = 0; c < channels; c += WIDTH) store(at<float>(worker, op.out, y, x) + c, body(y, x, c));
 }
 
+// The part of a window that lies inside the image: taps `begin` to `end` along one axis.
+inline Range inside(int start, int taps, int dilation, int size) {
+  const int begin = start < 0 ? (-start + dilation - 1) / dilation : 0;
+  const int reach = start < size ? (size - start - 1) / dilation + 1 : 0;
+  return {begin, reach < taps ? reach : taps};
+}
+
 template <bool MAX>
 void pool(const Op& op, const Worker& worker) {
-  each_vector(op, worker, [&](int y, int x, int c) {
-    const int top = y * op.stride[0] - op.padding[0], left = x * op.stride[1] - op.padding[1];
-    Vec result = splat(MAX ? -std::numeric_limits<float>::infinity() : 0.0f);
-    int count = 0;
-    for (int i = 0; i < op.kernel[0]; ++i)
-      for (int j = 0; j < op.kernel[1]; ++j) {
-        const int row = top + i * op.dilation[0], column = left + j * op.dilation[1];
-        if (row < 0 || column < 0 || row >= op.in.height || column >= op.in.width) continue;
-        const Vec value = load(at<const float>(worker, op.in, row, column) + c);
-        if constexpr (MAX)
-          result = value > result ? value : result;
-        else
-          result += value;
-        ++count;
+  const int channels = padded(op.out.channels);
+  const Range rows = share(op.out.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.out.width; ++x) {
+      const int top = y * op.stride[0] - op.padding[0], left = x * op.stride[1] - op.padding[1];
+      const Range down = inside(top, op.kernel[0], op.dilation[0], op.in.height);
+      const Range across = inside(left, op.kernel[1], op.dilation[1], op.in.width);
+      int count = (down.end - down.begin) * (across.end - across.begin);
+      if (op.count_pad) {
+        // A window may reach past the padding on the far side; those pixels never count.
+        const auto span = [&](int start, int axis, int size) {
+          const int stop = start + op.kernel[axis], limit = size + op.padding[axis];
+          return (stop < limit ? stop : limit) - start;
+        };
+        count = span(top, 0, op.in.height) * span(left, 1, op.in.width);
       }
-    if constexpr (!MAX) {
-      // A window may reach past the padding on the far side; those pixels never count.
-      const auto span = [&](int start, int axis, int size) {
-        const int stop = start + op.kernel[axis], limit = size + op.padding[axis];
-        return (stop < limit ? stop : limit) - start;
-      };
-      if (op.count_pad) count = span(top, 0, op.in.height) * span(left, 1, op.in.width);
-      result /= splat(static_cast<float>(count));
+      float* out = at<float>(worker, op.out, y, x);
+      for (int c = 0; c < channels; c += WIDTH) {
+        Vec result = splat(MAX ? -std::numeric_limits<float>::infinity() : 0.0f);
+        for (int i = down.begin; i < down.end; ++i) {
+          const float* in = at<const float>(worker, op.in, top + i * op.dilation[0], left) + c;
+          for (int j = across.begin; j < across.end; ++j) {
+            const Vec value = load(in + static_cast<int64_t>(j) * op.dilation[1] * (op.in.pixel / 4));
+            if constexpr (MAX)
+              result = value > result ? value : result;
+            else
+              result += value;
+          }
+        }
+        if constexpr (!MAX) result /= splat(static_cast<float>(count));
+        store(out + c, clamp(result, op.low, op.high));
+      }
     }
-    return clamp(result, op.low, op.high);
-  });
 }
 
 void mean(const Op& op, const Worker& worker) {

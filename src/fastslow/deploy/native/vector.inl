@@ -26,8 +26,13 @@ inline void round_now(Vec& value) {
 }
 
 inline Vec clamp(Vec value, float low, float high) {
+#if defined(ISA_AVX2)
+  // NaN stays NaN: of the two operands the instructions return the second where one is NaN.
+  return _mm256_min_ps(splat(high), _mm256_max_ps(splat(low), value));
+#else
   value = value < low ? splat(low) : value;
   return value > high ? splat(high) : value;
+#endif
 }
 
 // Bit i is set where lane i is true (all ones).
