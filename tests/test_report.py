@@ -14,11 +14,19 @@ import pytest
 from fastslow.recipes import RECIPES
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
-from fastslow.report.page import build, intro, write_report
+from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
 from fastslow.report.results import Results, reference
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
-from fastslow.report.tables import headline, logged_by_metaquant, main_tables, overhead_table, published, verdict
+from fastslow.report.tables import (
+    harness_table,
+    headline,
+    logged_by_metaquant,
+    main_tables,
+    overhead_table,
+    published,
+    verdict,
+)
 from fastslow.report.words import NOT_RUN, difference, pair_words, signed
 from synthetic_results import write_synthetic
 
@@ -142,6 +150,29 @@ def test_overhead_takes_only_runs_that_were_alone(made_up: Path, tmp_path: Path)
     for path in (tmp_path / "shared" / "resnet56-cifar100").glob("*.json"):
         path.write_text(path.read_text().replace('"jobs":1', '"jobs":4'))
     assert overhead_table(Results(tmp_path / "shared")).rows[0][3] == NOT_RUN
+
+
+def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
+    shutil.copytree(made_up, tmp_path / "results")
+    write_synthetic(tmp_path / "results", "table1-variants", "resnet20/adam-all/ste", 3, ste=89.8)
+    rows = harness_table(Results(tmp_path / "results")).rows
+    first = next(row for row in rows if row[0].startswith("ResNet-20"))
+    assert first[2] == "89.78 / 90.22"
+    assert first[4] == "3"
+    assert abs(float(first[5].replace("−", "-"))) < 0.6
+    assert {row[3] for row in rows[1:]} == {NOT_RUN}
+    readme = tmp_path / "README.md"
+    readme.write_text("# x\n")
+    with pytest.raises(ValueError, match="lacks the lines"):
+        update_readme(tmp_path / "results", readme)
+    readme.write_text(f"# x\n\n{BEGIN}\nold\n{END}\n\nrest\n")
+    update_readme(tmp_path / "results", readme)
+    once = readme.read_text()
+    assert "old" not in once
+    assert "| ResNet-20, CIFAR-10, Adam |" in once
+    assert once.endswith(f"{END}\n\nrest\n")
+    update_readme(tmp_path / "results", readme)
+    assert readme.read_text() == once
 
 
 def test_words() -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
-from fastslow.recipes import RECIPES
+from fastslow.recipes import RECIPES, theorem
 from fastslow.reproduce import Grid, PlannedRun, plan
 from fastslow.reproduce import grid as grid_module
+from fastslow.reproduce.experiments import run_experiment
 from fastslow.reproduce.grid import Snapshot
 from fastslow.reproduce.record import columns, finished_keys, latent_histograms, read_records
 from fastslow.reproduce.watch import describe, dry_run_lines, duration, summary_lines
@@ -331,6 +333,46 @@ def test_durations(seconds: float, text: str) -> None:
 def test_describe() -> None:
     snapshot = Snapshot(35, 3, [("resnet20/adam/fsg/seed0", 12, 100)], 412, 3500, 4800.0)
     assert describe(snapshot) == "3/35 runs, 412/3500 epochs; resnet20/adam/fsg/seed0 12/100; about 80 min left"
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    from fastslow import cli
+
+    assert cli._run(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTSLOW_WEIGHTS", raising=False)
+    listed = run_cli(capsys, "reproduce")
+    assert all(name in listed for name in [*RECIPES, "theorem", "starts"])
+    out = ("--out", str(tmp_path / "results"), "--runs", str(tmp_path / "runs"))
+    dry = run_cli(capsys, "reproduce", "table1", "--only", "resnet44/adam/ste", "--dry-run", *out)
+    assert "3 runs: 0 finished, 0 to run, 3 without weights" in dry
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "resnet44_cifar10.safetensors").write_bytes(b"")
+    monkeypatch.setenv("FASTSLOW_WEIGHTS", "")  # so that what the command adds is taken back
+    dry = run_cli(
+        capsys, "reproduce", "table1", "--only", "resnet44/adam/ste", "--dry-run", "--weights-dir", str(weights), *out
+    )
+    assert "3 runs: 0 finished, 3 to run, 0 without weights" in dry
+    assert not (tmp_path / "results").exists()
+    written = run_cli(capsys, "report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs"))
+    assert "results.html" in written
+    with pytest.raises(ValueError, match="--weights-dir"):
+        run_cli(capsys, "reproduce", "table1", "--weights-dir", str(tmp_path / "nowhere"))
+
+
+def test_experiments_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"experiment": "theorem", "cases": []}
+    monkeypatch.setattr(theorem, "run", lambda: quick)
+    path = run_experiment("theorem", tmp_path, torch.device("cpu"), None)
+    assert path is not None
+    content = json.loads(path.read_text())
+    assert content["cases"] == []
+    assert content["conditions"]["torch"]
+    assert run_experiment("theorem", tmp_path, torch.device("cpu"), None) is None
 
 
 def test_the_real_worker(tmp_path: Path) -> None:

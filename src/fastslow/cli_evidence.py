@@ -119,12 +119,16 @@ def _measure(experiments: list[str], out: Path, device: str, data_root: Path | N
 def report(
     results: Annotated[Path, typer.Option(help="Folder of recorded runs.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="Where results.md, results.html and figures/ go.")] = Path("docs"),
+    readme: Annotated[Path | None, typer.Option(help="A README with marks, to put the summary into.")] = None,
     json: Json = False,
 ) -> None:
     """Tables and figures from recorded runs, as Markdown and as one HTML page."""
-    from .report.page import write_report
+    from .report.page import update_readme, write_report
 
     written = write_report(results, out)
+    if readme is not None:
+        update_readme(results, readme)
+        written.append(readme)
     if json:
         from .cli_support import print_json
 

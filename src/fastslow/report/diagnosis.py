@@ -88,9 +88,9 @@ def diagnosis_sections(results: Results) -> list[Section]:
         Section(
             "lre",
             "How far the layer embedding reaches",
-            "The embedding stands before the whole sequence. Left: the relative change of all outputs when every layer "
-            "gets the embedding of its neighbour. The curves: change at each token behind the embedding when it moves "
-            "by one; “felt until” is the last token that changes by more than a thousandth.",
+            "The embedding stands before the whole sequence. “Change of all outputs”: when every layer gets the "
+            "embedding of its neighbour. The curves: change at each token behind the embedding when that moves by one; "
+            "“felt until” is the last token that changes by more than a thousandth.",
             (_lre_table(found), *_reach_figures(found)),
         ),
         _claim(

@@ -13,7 +13,7 @@ def render_markdown(title: str, intro: Sequence[str], sections: Sequence[Section
         parts += [f"## {section.title}", *([section.lead] if section.lead else [])]
         for item in section.items:
             if isinstance(item, Table):
-                parts.append(_table(item))
+                parts.append(render_table(item))
             else:
                 parts.append(f"![{_text(item.alt)}](figures/{item.name}.svg)")
         if not section.items:
@@ -21,7 +21,7 @@ def render_markdown(title: str, intro: Sequence[str], sections: Sequence[Section
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table) -> str:
+def render_table(table: Table) -> str:
     lines = []
     if table.title:
         lines += [f"**{_text(table.title)}**", ""]

@@ -10,7 +10,7 @@ from . import figures, tables
 from .diagnosis import diagnosis_sections
 from .document import Section, Table
 from .html import render_html
-from .markdown import render_markdown
+from .markdown import render_markdown, render_table
 from .results import Results
 from .svg import Figure
 from .words import signed
@@ -46,6 +46,20 @@ def write_report(results: Path, out: Path) -> list[Path]:
     return list(files)
 
 
+BEGIN, END = "<!-- results: made by `fastslow report --readme` -->", "<!-- end of results -->"
+
+
+def update_readme(results: Path, readme: Path) -> None:
+    """Put the summary between the two marks of a README."""
+    text = readme.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}, between which the summary goes")
+    table = render_table(tables.readme_table(Results(results)))
+    write_atomically(readme, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}".encode())
+
+
 def intro(results: Results) -> list[str]:
     """What a reader must know before the first number."""
     devices = sorted({record.conditions["device"] for record in results.records})
@@ -61,6 +75,12 @@ def build(results: Results) -> list[Section]:
     """All sections, in the order of the paper."""
     return [
         Section("summary", "Summary", "Every learned method that was run beside STE.", (tables.headline(results),)),
+        Section(
+            "harness",
+            "Check of the harness",
+            "With MetaQuant's protocol, all layers binary, our runs should end where its published logs do.",
+            (tables.harness_table(results),),
+        ),
         *_main(results, "table1", "Table 1: CIFAR-10", table1.settings(), _PAPER),
         *_main(results, "table1-variants", "Table 1, other protocols", table1.variants(), _VARIANTS, folded=True),
         *_main(results, "table2", "Table 2: CIFAR-100", table2.settings(), _PAPER + _LR),

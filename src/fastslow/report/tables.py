@@ -161,6 +161,56 @@ def headline(results: Results) -> Table:
     )
 
 
+def harness_table(results: Results) -> Table:
+    """Where MetaQuant published logs and we ran the same protocol: both, and the difference."""
+    rows = []
+    for setting in [*table1.variants(), *table2.variants()]:
+        model, protocol, method = setting.name.split("/")
+        logged = logged_by_metaquant(model, setting.config.data, protocol, method)
+        group = results.group(setting)
+        always = protocol == "adam-all" and method == STE  # the row that must be there, run or not
+        if not protocol.endswith("-all") or logged is None or not (group.n or always):
+            continue
+        has = group.n > 0
+        rows.append(
+            (
+                f"{model_name(model)}, {protocol_name(protocol)}",
+                method_name(method),
+                f"{logged['last10']:.2f} / {logged['best']:.2f}",
+                f"{group.mean('last10'):.2f} / {group.mean('best_test_accuracy'):.2f}" if has else group_value(group),
+                str(group.n) if has else NONE,
+                signed(group.mean("last10") - logged["last10"]) if has else NONE,
+                signed(group.mean("best_test_accuracy") - logged["best"]) if has else NONE,
+            )
+        )
+    columns = ("Setting", "Method", "MetaQuant, last 10 / best", "Ours, last 10 / best", "n", "Last 10", "Best")
+    return Table("Our runs of MetaQuant's protocol and its public logs", columns, tuple(rows), labels=2)
+
+
+def readme_table(results: Results) -> Table:
+    """STE and FSG where both were run, narrow enough for a README."""
+    rows = []
+    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
+        ste, fsg = groups[STE], groups["fsg"]
+        against = fsg.against(ste)
+        if against is None:
+            continue
+        paper, paper_ste = published(model, protocol, "fsg"), published(model, protocol, STE)
+        assert paper is not None
+        assert paper_ste is not None
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(fsg.setting.config.data)}, {protocol_name(protocol)}",
+                group_value(ste),
+                group_value(fsg),
+                f"{difference(against)}, {pair_words(against)}",
+                signed(paper["test"][0] - paper_ste["test"][0]),
+            )
+        )
+    columns = ("Test accuracy, last epoch", "STE", "FSG", "FSG − STE, same seeds", "In the paper")
+    return Table("", columns, tuple(rows), note="" if rows else "No setting has runs of both yet.")
+
+
 def verdict(found: Any) -> str:
     """In words, at the usual 5 %."""
     if found is None or found.p is None:
