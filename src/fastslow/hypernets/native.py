@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastslow.hypernets.segments import constant
+from fastslow.hypernets.horizon import horizon
+from fastslow.hypernets.segments import constant, segment_max
 
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
@@ -142,6 +143,28 @@ def concat(
         starts = F.pad(starts.to(torch.int32), (0, padded[0] - starts.shape[2]), value=unused).contiguous()
     call = _ConcatCall(net, padded, history, sizes, scales, level, threads, starts)
     return _apply(net, padded, layers, call, known)
+
+
+def concat_to_horizon(
+    net: MambaSlowNet,
+    history: Tensor,
+    sizes: Sequence[int],
+    layers: Sequence[int],
+    scales: Tensor | None,
+    *,
+    known: Tensor | None = None,
+) -> Tensor:
+    """`concat`, leaving out what lies beyond `net.horizon_tol`."""
+    if net.horizon_tol == 0 or len(history) == 1:
+        return concat(net, history, sizes, layers, scales, known=known)
+    starts, guess = horizon(net, history, sizes, layers, scales, net.horizon_tol)
+    out = concat(net, history, sizes, layers, scales, starts, known=known)
+    largest = segment_max(out.detach().abs(), sizes)
+    enough = (largest if scales is None else largest / scales) >= guess
+    if bool(enough.all()):
+        return out
+    starts = torch.where(enough[:, None, None], starts, 0)
+    return concat(net, history, sizes, layers, scales, starts, known=known)
 
 
 def _apply(

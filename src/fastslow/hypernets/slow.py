@@ -29,6 +29,9 @@ class MambaSlowNet(SlowNet):
 
     Without `projections` there is no W_a and no W_b: a token is fed as it is, and patch must equal d_model.
 
+    In the concatenated layout, compiled paths leave out old tokens that together can change no output by more than
+    `horizon_tol` times the layer's largest (:mod:`~fastslow.hypernets.horizon`); 0 reads everything.
+
     Initial values are those of public Mamba: A_log = log(1 .. d_state), D = 1, dt_proj.weight uniform in
     +-dt_rank^-0.5, and a dt_proj.bias for which softplus is log-uniform in [1e-3, 0.1]. The other matrices, W_a and W_b
     too, keep what `nn.Linear` and `nn.Conv1d` draw; the LRE is standard normal, as `nn.Embedding` draws it.
@@ -46,6 +49,7 @@ class MambaSlowNet(SlowNet):
         patch: int = 1,
         projections: bool = True,
         discretization: Discretization = "zoh",
+        horizon_tol: float = 1e-7,
     ) -> None:
         super().__init__()
         _check_sizes(layers=layers, d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
@@ -56,6 +60,7 @@ class MambaSlowNet(SlowNet):
         d_inner = expand * d_model
         self.row_cost = d_inner * d_state
         self.patch = patch
+        self.horizon_tol = horizon_tol
         self.discretization: Discretization = discretization
         self.splits = [dt_rank, d_state, d_state]
         self.W_a = nn.Linear(patch, d_model, bias=False) if projections else None
@@ -107,7 +112,7 @@ class MambaSlowNet(SlowNet):
         reference: bool = False,
     ) -> Tensor:
         if not reference and native.can_run(self, history):
-            return native.concat(self, history, sizes, layers, scales, known=known)
+            return native.concat_to_horizon(self, history, sizes, layers, scales, known=known)
         return super().concat(history, sizes, layers, scales=scales, reference=reference)
 
     def per_weight(

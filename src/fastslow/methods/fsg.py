@@ -62,6 +62,7 @@ class FSG(LookaheadMethod):
     dt_rank: int = 1
     projections: bool = True  # W_a and W_b of Eq. 10, 11
     discretization: Discretization = "zoh"
+    horizon_tol: float = 1e-7  # tokens that can't change an output by this share of the largest are left out; 0: none
     slow_hidden: int = 100  # of the LSTM slow-nets
     slow_lr: float = 1e-3
 
@@ -83,6 +84,8 @@ class FSG(LookaheadMethod):
         for name in whole:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
+        if not 0 <= self.horizon_tol < 1:
+            raise ValueError(f"horizon_tol={self.horizon_tol}: give a share between 0 (read everything) and 1")
         for name in ("slow_lr", "fast_lr"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: a learning rate can't be negative")
@@ -164,6 +167,7 @@ class FSGDriver(LookaheadDriver):
                 patch=m.patch,
                 projections=m.projections,
                 discretization=m.discretization,
+                horizon_tol=m.horizon_tol,
             )
         elif m.slow == "lstm":
             slow = LSTMSlowNet(layers, hidden=m.slow_hidden, patch=m.patch)

@@ -26,7 +26,7 @@ def padded_records(net: MambaSlowNet, states: int, taps: int) -> Tensor:
     """`native.records` with a power of two of channels; the added ones are silent."""
     records = native.records(net, states, taps)
     channels = len(records)
-    missing = triton.next_power_of_2(channels) - channels
+    missing = (1 << (channels - 1).bit_length()) - channels
     if not missing:
         return records
     silent = F.pad(records.new_full((missing, states), -1.0), (taps + 4 + 2 * states, 3))  # A = -1, all else 0
