@@ -81,31 +81,61 @@ def test_binary_layers_have_the_same_operations(name):
 def test_resnet20_in_full():
     model = get_model("resnet20")
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    for norm in norms:
+        nn.init.uniform_(norm.weight)  # as after training: an equal scale for all outputs is stored once
     fs.binarize_(model, "ste", skip=fs.first_and_last(model))
     found = summarize(model, (3, 32, 32))
     assert found.parameters == sum(p.numel() for p in model.parameters()) == 272_474
     assert found.macs() == products(model, 3, 32, 32) == 40_813_184
     first_and_last = 16 * 3 * 9 * 32 * 32 + 640
     assert (found.macs(32), found.macs(1)) == (first_and_last, 40_813_184 - first_and_last)
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     floats = 432 + 650 + sum(4 * m.num_features for m in norms)  # weight, bias, mean, variance
     binary = sum(m.weight.numel() for m in layers[1:-1])
     assert found.float_bytes == 4 * (floats + binary)
-    assert found.packed_bytes == 4 * floats + binary // 8  # every row is a multiple of 8 long
+    outputs = sum(len(m.weight) for m in layers[1:-1])
+    folded = 432 + 16 + 650 + 2 * outputs  # the stem and its offsets, fc, a scale and an offset for each binary output
+    assert found.packed_bytes == 4 * folded + binary // 8  # every row is a multiple of 8 long
     assert found.compression == found.float_bytes / found.packed_bytes
     # Nothing was changed by looking.
     assert model.training
     assert all(not m._forward_hooks for m in model.modules())
 
 
-@pytest.mark.parametrize(("bits", "row"), [(1, 2), (2, 4), (3, 6), (8, 15)])
-def test_packed_rows_end_on_whole_bytes(bits, row):
-    model = nn.Sequential(nn.Linear(15, 4))
-    fs.binarize_(model, "ste", bits=bits)
-    (only,) = summarize(model, (15,)).layers
-    assert (only.bits, only.kind, only.shape) == (bits, "Linear", (4, 15))
-    assert only.packed_bytes == 4 * row + 4 * 4  # and the bias
-    assert only.float_bytes == 4 * 64
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("resnet20", {}),
+        ("resnet8", {"bn_before_fc": True}),
+        ("vgg_small", {}),
+        ("resnet20_bireal", {}),
+    ],
+)
+@pytest.mark.parametrize("binarizer", ["dorefa", "scaled-sign-filter"])
+def test_the_total_is_the_payload_of_the_packed_file(name, fields, binarizer, tmp_path):
+    model = get_model(name, **fields)
+    fs.binarize_(model, "ste", binarizer=binarizer, skip=fs.first_and_last(model))
+    found = summarize(model, (3, 32, 32))
+    assert found.note is None
+    assert found.packed_bytes == fs.pack(model, tmp_path / "packed.safetensors").payload_bytes
+
+
+def test_a_model_that_cannot_be_packed_is_counted_without_folding():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(15, 4)
+
+        def forward(self, x):
+            return torch.fft.fft(self.fc(x)).real
+
+    model = Odd()
+    fs.binarize_(model, "ste")
+    found = summarize(model, (15,))
+    (only,) = found.layers
+    assert only.packed_bytes == 4 * 2 + 4 * 4  # rows of 15 bits in whole bytes, and the bias
+    assert found.note is not None
+    assert found.note in format_summary(found)
 
 
 class Shared(nn.Module):

@@ -398,9 +398,11 @@ def demo(
         print_json(result)
 
 
-from .cli_evidence import add_commands  # noqa: E402 (a module of its own: the commands' order is that of --help)
+from . import cli_deploy, cli_evidence  # noqa: E402 (modules of their own: the commands' order is that of --help)
 
-add_commands(app)
+cli_deploy.add_commands(app)
+cli_evidence.add_commands(app)
+
 
 if __name__ == "__main__":
     main()

@@ -35,6 +35,7 @@ class Summary:
     """All layers, and what they sum up to."""
 
     layers: tuple[LayerRow, ...]
+    note: str | None = None  # why the model can't be packed as a whole, if it can't
 
     @property
     def parameters(self) -> int:
@@ -65,6 +66,7 @@ class Summary:
             "float_bytes": self.float_bytes,
             "packed_bytes": self.packed_bytes,
             "compression": self.compression,
+            "note": self.note,
         }
 
 
@@ -72,12 +74,14 @@ class Summary:
 def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
     """Measure a model on one input of this shape (without the batch dimension).
 
-    A packed layer stores its weights at ``bits`` bits each, every output row padded to whole bytes. Everything else,
-    biases and normalisation included, is counted as float32, as it is stored. A layer that is used several times has
-    its numbers once and its operations at every use; operations are those of convolutions and linear layers.
+    Packed bytes are those that :func:`fastslow.pack` writes, to the byte: bits, and in float32 a scale and an offset
+    for each output, into which normalisation is folded. A model that can't be packed is counted layer by layer, without
+    folding, and ``note`` says why. A layer that is used several times has its numbers once and its operations at every
+    use; operations are those of convolutions and linear layers.
     """
     model = unwrap(model)
     macs = _count_macs(model, input_shape)
+    stored, note = _stored_bytes(model, input_shape)
     rows = []
     seen: set[int] = set()  # tensors that two layers share belong to the first of them
     for name, module in model.named_modules():
@@ -90,10 +94,13 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
         numbers = parameters + sum(b.numel() for b in buffers)
         binary = isinstance(module, BinaryLayer)
         weight = own.get("weight")
-        packed = 4 * numbers
-        if binary and weight is not None:
-            row_bits = weight[0].numel() * module.bits
-            packed += len(weight) * math.ceil(row_bits / 8) - 4 * weight.numel()
+        if stored is not None:
+            packed = stored.get(name, 0)
+        else:
+            packed = 4 * numbers
+            if binary and weight is not None:
+                row_bits = weight[0].numel() * module.bits
+                packed += len(weight) * math.ceil(row_bits / 8) - 4 * weight.numel()
         rows.append(
             LayerRow(
                 name=plain_name(name) or "(the model)",
@@ -106,7 +113,20 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
                 packed_bytes=packed,
             )
         )
-    return Summary(tuple(rows))
+    return Summary(tuple(rows), note)
+
+
+def _stored_bytes(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[dict[str, int] | None, str | None]:
+    """Bytes of each layer in a packed file, or why there can be none."""
+    from ..deploy.sizes import sizes
+
+    if not any(isinstance(module, BinaryLayer) for module in model.modules()):
+        return None, None
+    try:
+        found = sizes(model, input_shape)
+    except ValueError as error:
+        return None, str(error)
+    return {layer.name: layer.packed_bytes for layer in found}, None
 
 
 def _count_macs(model: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, int]:
@@ -168,4 +188,7 @@ def format_summary(summary: Summary) -> str:
     )
     rule = "-" * max(len(text(line)) for line in [header, *lines])
     body = [text(header), rule, *map(text, lines[:-1]), rule, text(lines[-1])]
-    return "\n".join([*body, f"MACs (multiply-accumulates of one input): {by_bits or 'none'}"])
+    notes = (
+        [] if summary.note is None else [f"packed bytes without folding, this model can't be packed: {summary.note}"]
+    )
+    return "\n".join([*body, f"MACs (multiply-accumulates of one input): {by_bits or 'none'}", *notes])
