@@ -16,6 +16,7 @@ from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
 from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
 from fastslow.report.results import Results, reference
+from fastslow.report.small_tables import overhead_table
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
 from fastslow.report.tables import (
@@ -23,7 +24,6 @@ from fastslow.report.tables import (
     headline,
     logged_by_metaquant,
     main_tables,
-    overhead_table,
     published,
     verdict,
 )

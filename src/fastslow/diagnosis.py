@@ -97,20 +97,24 @@ def slow_output(driver: FSGDriver, history: Tensor) -> Tensor:
 
 
 def explained(driver: FSGDriver, slow: Tensor, history: Tensor) -> dict[str, float]:
-    """R^2 over all layers, regressions layer by layer: on the current token, linearly and by any function of it (means
-    in bins of equal counts), and linearly on all stored gradients of the same weight."""
+    """R^2 over all layers, regressions layer by layer.
+
+    On the current token by a line, and by any function of it (a line, then means in bins of equal counts); by a line on
+    all stored gradients of the same weight.
+    """
     sums = {"token_linear": 0.0, "token_any": 0.0, "history_linear": 0.0}
     total = 0.0
     for y, h in zip(slow.double().split(driver.sizes), history.double().split(driver.sizes, dim=1), strict=True):
         total += float((y - y.mean()).square().sum())
-        sums["token_linear"] += _left_by_line(y, h[-1:])
-        sums["history_linear"] += _left_by_line(y, h)
-        sums["token_any"] += _left_by_bins(y, h[-1])
+        left = _left_by_line(y, h[-1:])
+        sums["token_linear"] += float(left.square().sum())
+        sums["token_any"] += float(_left_by_bins(left, h[-1]).square().sum())
+        sums["history_linear"] += float(_left_by_line(y, h).square().sum())
     return {f"r2_{name}": 1.0 - left / total if total else math.nan for name, left in sums.items()}
 
 
-def _left_by_line(y: Tensor, columns: Tensor) -> float:
-    """Squares that least squares on these columns and a constant leave."""
+def _left_by_line(y: Tensor, columns: Tensor) -> Tensor:
+    """What least squares on these columns and a constant leaves."""
     design = torch.cat([columns, torch.ones_like(columns[:1])]).T
     design = design / design.square().mean(0).sqrt().clamp_min(1e-300)
     # Through the eigenvectors of the small normal matrix: rows of a history may be equal or zero.
@@ -119,14 +123,13 @@ def _left_by_line(y: Tensor, columns: Tensor) -> float:
     keep = values > values.max() * 1e-10
     vectors = vectors[:, keep]
     solution = vectors @ ((vectors.T @ (design.T @ y)) / values[keep])
-    return float((y - design @ solution).square().sum())
+    return y - design @ solution
 
 
-def _left_by_bins(y: Tensor, token: Tensor) -> float:
-    """Squares that are left when each weight gets the mean of those with nearly its token."""
+def _left_by_bins(y: Tensor, token: Tensor) -> Tensor:
+    """What is left when each weight gets the mean of those with nearly its token; in the order of the tokens."""
     bins = max(1, min(BINS, len(y) // PER_BIN))
-    ordered = y[token.argsort()]
-    return float(sum((part - part.mean()).square().sum() for part in ordered.tensor_split(bins)))
+    return torch.cat([part - part.mean() for part in y[token.argsort()].tensor_split(bins)])
 
 
 # -- what destroying its inputs does ----------------------------------------------------------------------------------

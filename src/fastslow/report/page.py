@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files import write_atomically
 from ..recipes import table1, table2
-from . import figures, tables
+from . import figures, small_tables, tables
 from .diagnosis import diagnosis_sections
 from .document import Section, Table
 from .html import render_html
@@ -89,21 +89,21 @@ def build(results: Results) -> list[Section]:
             "table3",
             "Table 3: the slow-net",
             "The paper lists Mamba here with other values than in Tables 1 and 2.",
-            (tables.slow_net_table(results),),
+            (small_tables.slow_net_table(results),),
         ),
         Section(
             "table4",
             "Table 4: other methods",
             "All under the short protocol of Table 1, from pretrained weights. The published recipes of ReSTE, IR-Net "
             "and RBNN train from scratch for 400 to 1000 epochs and reach more than the paper lists for them.",
-            (tables.sota_table(results),),
+            (small_tables.sota_table(results),),
         ),
         Section(
             "sota",
             "Other methods on their own recipes",
             "What the methods of Table 4, and newer ones, reach when they are trained as published, and when all of "
             "them are trained alike.",
-            (tables.published_recipes_table(results), tables.common_recipe_table(results)),
+            (small_tables.published_recipes_table(results), small_tables.common_recipe_table(results)),
             folded=True,
         ),
         Section(
@@ -111,7 +111,7 @@ def build(results: Results) -> list[Section]:
             "Overhead",
             "Time of the training steps, without evaluation. The paper's rows “FCGrad” and “ReSTE” are the fast-net "
             "alone and the whole of FSG; its GPU was another one, so compare the factors.",
-            (tables.overhead_table(results),),
+            (small_tables.overhead_table(results),),
         ),
         Section(
             "curves",
@@ -145,15 +145,17 @@ def build(results: Results) -> list[Section]:
             "agrees with it. The rows outside of its assumptions show what these assume away.",
             (*theorem_tables(results), *figures.theorem_figures(results)),
         ),
-        Section("float", "Float networks", "What binary training starts from.", (tables.float_table(results),)),
+        Section("float", "Float networks", "What binary training starts from.", (small_tables.float_table(results),)),
         Section(
             "lr",
             "Learning rates of STE with SGD",
             "How the tuned learning rates were chosen.",
-            (tables.lr_table(results),),
+            (small_tables.lr_table(results),),
             folded=True,
         ),
-        Section("runs", "All runs", "Paths are relative to `results/`.", (tables.run_table(results),), folded=True),
+        Section(
+            "runs", "All runs", "Paths are relative to `results/`.", (small_tables.run_table(results),), folded=True
+        ),
     ]
 
 

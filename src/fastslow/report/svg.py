@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 440, 300
-LEFT, RIGHT, BOTTOM = 54, 14, 44
+LEFT, RIGHT, BOTTOM = 66, 14, 44
 LEGEND_ROW = 19
 COLOURS = 8
 
