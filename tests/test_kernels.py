@@ -12,6 +12,7 @@ if DEVICE == "cpu":  # read when the kernels are imported
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+from fastslow.hypernets import kernels  # noqa: E402
 from fastslow.hypernets.kernels import launch  # noqa: E402
 from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
 
@@ -33,3 +34,22 @@ def test_per_weight_is_the_float64_reference(options: dict, size: float) -> None
     assert_close(got.cpu(), want, "output")
     for name, gradient in gradients(net, got, cotangent.to(DEVICE)).items():
         assert_close(gradient.cpu(), expected[name], name, 3e-5)
+
+
+@pytest.mark.parametrize("layout", ["per_weight"])
+def test_a_kernel_is_trusted_only_where_it_agrees(
+    layout: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = torch.device(DEVICE)
+    before = torch.get_rng_state()
+    kernels.trusted.cache_clear()
+    with torch.no_grad():  # as in an optimizer's step
+        assert kernels.trusted(layout, device)
+    assert torch.equal(torch.get_rng_state(), before)
+    right = getattr(launch, layout)
+    for wrong in (lambda *args: 1.01 * right(*args), lambda *args: 1 / 0):
+        monkeypatch.setattr(launch, layout, wrong)
+        kernels.trusted.cache_clear()
+        assert not kernels.trusted(layout, device)
+    kernels.trusted.cache_clear()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2

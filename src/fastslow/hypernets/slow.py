@@ -127,7 +127,7 @@ class MambaSlowNet(SlowNet):
     ) -> Tensor:
         if not reference and native.can_run(self, history) and len(history) < native.MAX_TOKENS:
             return native.per_weight(self, history, sizes, layers, scales, known=known)
-        if not reference and kernels.can_run(self, history) and len(history) < kernels.MAX_TOKENS:
+        if not reference and len(history) < kernels.MAX_TOKENS and kernels.can_run(self, history, "per_weight"):
             from fastslow.hypernets.kernels import launch  # imports Triton
 
             return launch.per_weight(self, history, sizes, layers, scales, known=known)

@@ -40,12 +40,45 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def can_run(net: MambaSlowNet, history: Tensor) -> bool:
-    """Whether the kernels take this net and history."""
+def can_run(net: MambaSlowNet, history: Tensor, layout: str) -> bool:
+    """Whether the kernels take this net and history, and work on its device."""
     return (
         history.device.type == "cuda"
         and history.dtype == net.D.dtype == torch.float32
         and not history.requires_grad
         and native.padded_sizes(net) is not None
         and available()
+        and trusted(layout, history.device)
     )
+
+
+@functools.cache
+def trusted(layout: str, device: torch.device) -> bool:
+    """Whether the kernels of a layout agree with plain PyTorch on a small problem, tried once on each device.
+
+    Drivers, cards and Triton's versions are many: a kernel that doesn't compile or computes something else there is
+    said in the log and left alone, and PyTorch takes its place.
+    """
+    from fastslow.hypernets.slow import MambaSlowNet
+
+    with torch.random.fork_rng(devices=[]):  # on the CPU, and without a trace in the run's random numbers
+        torch.manual_seed(0)
+        net = MambaSlowNet(2, expand=3, d_state=2).to(device)
+        history = torch.randn(2, 300).to(device)
+    parameters = list(net.parameters())
+    try:
+        from fastslow.hypernets.kernels import launch
+
+        with torch.enable_grad():
+            outs = [
+                getattr(launch, layout)(net, history, [200, 100], [1, 0], None),
+                getattr(super(MambaSlowNet, net), layout)(history, [200, 100], [1, 0]),
+            ]
+            results = [[out.detach(), *torch.autograd.grad(out.square().sum(), parameters)] for out in outs]
+        agree = all(float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in zip(*results, strict=True))
+    except Exception as error:  # whatever a compiler or a driver may raise
+        log.warning("the slow-net's %s kernels don't run on %s, PyTorch takes their place: %s", layout, device, error)
+        return False
+    if not agree:
+        log.warning("the slow-net's %s kernels compute wrongly on %s: PyTorch takes their place", layout, device)
+    return agree
