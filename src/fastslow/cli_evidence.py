@@ -90,6 +90,7 @@ def reproduce(
             f"{len(found.blocked)} without weights"
         )
         return
+    _fetch_once({run.config.data for run in chosen}, data_root)
     try:
         outcome = grid.run()
     finally:
@@ -105,6 +106,15 @@ def reproduce(
         raise typer.Exit(128 + outcome.signal)
     if outcome.failed or outcome.blocked:
         raise typer.Exit(1)
+
+
+def _fetch_once(names: set[str], data_root: Path | None) -> None:
+    """Before the workers would each find that a data set is missing, and all download it."""
+    from . import data as datasets
+
+    for name in sorted(names):
+        if not datasets.is_available(name, data_root):
+            datasets.load(name, data_root)
 
 
 def _measure(experiments: list[str], out: Path, device: str, data_root: Path | None) -> None:
