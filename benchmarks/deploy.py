@@ -2,6 +2,7 @@
 
     python benchmarks/deploy.py                    # print
     python benchmarks/deploy.py --record           # and write results/benchmarks/deploy.json
+    python benchmarks/deploy.py --cifar DIR --record   # instead: packed against torch on the CIFAR-10 test set
 
 Contestants take turns call by call, one thread each, batch 1. A ratio is float time / packed time: of the medians,
 and of the minimums, which a busy machine disturbs least.
@@ -25,13 +26,14 @@ import torch
 from torch import Tensor, nn
 
 import fastslow as fs
-from fastslow.deploy import PackedModel, load_packed
+from fastslow.deploy import Engine, PackedModel
 from fastslow.deploy.bench import interleave, machine
 from fastslow.deploy.format import from_bytes
 from fastslow.deploy.onnx import to_onnx
 from fastslow.deploy.pack import pack
 
-RESULT = Path(__file__).parent.parent / "results" / "benchmarks" / "deploy.json"
+RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
+WEIGHTS = Path(fs.__file__).parent / "pretrained" / "resnet20_cifar10.safetensors"
 
 
 class Block(nn.Module):
@@ -93,8 +95,6 @@ def compare(runners: dict[str, Callable[[np.ndarray], Any]], shape: tuple[int, .
 
 
 def engine(model: PackedModel) -> Callable[[np.ndarray], Any]:
-    from fastslow.deploy import Engine
-
     return Engine(model, threads=1)
 
 
@@ -148,7 +148,6 @@ def first_result(repeats: int = 15) -> dict[str, Any]:
     fs.binarize_(model, "ste", skip=fs.first_and_last(model))
     with tempfile.TemporaryDirectory() as folder:
         report = pack(model, Path(folder) / "model.safetensors")
-        load_packed(report.path)
         command = [sys.executable, "-c", FIRST_RESULT, str(report.path)]
         lines = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
     imports, loads = (
@@ -162,38 +161,83 @@ def first_result(repeats: int = 15) -> dict[str, Any]:
     }
 
 
+def agreement(root: str, activations: str | None) -> dict[str, Any]:
+    """How far the packed ResNet-20 is from torch on all 10,000 test images.
+
+    The weights are the float network's, binarized without training: what counts here is that both agree.
+    """
+    test = fs.data.load("cifar10", root, download=False).test
+    model = fs.models.resnet20()
+    model.load_state_dict(fs.load_weights(WEIGHTS))
+    fs.binarize_(model.eval(), "ste", skip=fs.first_and_last(model), activations=activations)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (test.mean, test.std))
+    run = engine(packed(model, (3, 32, 32)))
+    expected, actual = [], []
+    for images in test.images.split(500):
+        x = (images.float() / 255 - mean) / std
+        with torch.inference_mode():
+            expected.append(model(x).numpy())
+        actual.append(run(x.numpy()))
+    ours, theirs = np.concatenate(actual), np.concatenate(expected)
+    top = np.sort(theirs, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-3
+    same = ours.argmax(1) == theirs.argmax(1)
+    error = np.abs(ours - theirs).max(1) / np.abs(theirs).max(1)
+    labels = test.labels.numpy()
+    return {
+        "images": len(labels),
+        "largest_relative_error": float(error.max()),
+        "images_above_1e-4": int((error > 1e-4).sum()),
+        "argmax_equal": int(same.sum()),
+        "margin_above_1e-3": int(clear.sum()),
+        "argmax_equal_where_margin_above_1e-3": int((same & clear).sum()),
+        "accuracy_torch": float((theirs.argmax(1) == labels).mean()),
+        "accuracy_packed": float((ours.argmax(1) == labels).mean()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contestant in each comparison")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--cifar", help="folder with CIFAR-10: compare results instead of speed")
+    parser.add_argument("--record", action="store_true", help=f"write to {RESULTS.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cifar, imagenet = (3, 32, 32), (3, 224, 224)
-    before = machine()
-    results = {
-        "resnet20 W1A32": network(fs.models.resnet20, cifar, None, options.seconds),
-        "conv 64 channels 16x16 W1A1": layer(64, 16, options.seconds),
-        "conv 128 channels 28x28 W1A1": layer(128, 28, options.seconds),
-        "conv 256 channels 14x14 W1A1": layer(256, 14, options.seconds),
-        "resnet18 W1A1": network(resnet18, imagenet, "sign", options.seconds),
-        "resnet20 from file to first result": first_result(),
-    }
-    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    before = machine()["load"]
+    if options.cifar:
+        name, settings = "deploy_cifar10", "ResNet-20, pretrained float weights, binarized without training"
+        results = {"W1A32": agreement(options.cifar, None), "W1A1": agreement(options.cifar, "sign")}
+    else:
+        name = "deploy"
+        settings = "batch 1, one thread, contestants interleaved call by call; ratio = float time / packed time"
+        results = speeds(options.seconds)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     document = {
-        "benchmark": "deploy",
-        "command": "python benchmarks/deploy.py " + " ".join(sys.argv[1:]),
-        "date": when,
+        "benchmark": name,
+        "command": "python benchmarks/deploy.py" + "".join(f" {word}" for word in sys.argv[1:] if "/" not in word),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit.strip(),
-        "machine": machine(),
-        "load_before": before["load"],
-        "settings": "batch 1, one thread, contestants interleaved call by call; ratio = float time / packed time",
+        "machine": machine() | {"load_before": before},
+        "settings": settings,
         "results": results,
     }
-    print(json.dumps(document, indent=1))
+    text = json.dumps(document, indent=1)
+    print(text)
     if options.record:
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def speeds(seconds: float) -> dict[str, Any]:
+    cifar, imagenet = (3, 32, 32), (3, 224, 224)
+    return {
+        "resnet20 W1A32": network(fs.models.resnet20, cifar, None, seconds),
+        "conv 64 channels 16x16 W1A1": layer(64, 16, seconds),
+        "conv 128 channels 28x28 W1A1": layer(128, 28, seconds),
+        "conv 256 channels 14x14 W1A1": layer(256, 14, seconds),
+        "resnet18 W1A1": network(resnet18, imagenet, "sign", seconds),
+        "resnet20 from file to first result": first_result(),
+    }
 
 
 if __name__ == "__main__":

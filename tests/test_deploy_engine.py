@@ -150,3 +150,16 @@ if child == 0:
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_the_example_classifies_an_image_without_torch(packed: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    example = Path(__file__).parent.parent / "examples" / "classify.py"
+    program = f"import sys, runpy; sys.modules['torch'] = None; runpy.run_path({str(example)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", program, str(packed), str(tmp_path / "red.png"), "--top", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("class ") == 2
+    assert "%" in result.stdout

@@ -155,6 +155,28 @@ def test_equals_torch(name: str, binarizer: str, tmp_path: Path) -> None:
     check(model, shape, tmp_path / "model.safetensors")
 
 
+def test_real_images_on_real_weights(tmp_path: Path) -> None:
+    """The embedded images through the network that comes with the package, binarized."""
+    weights = Path(fs.__file__).parent / "pretrained" / "resnet20_cifar10.safetensors"
+    if not weights.exists():
+        pytest.skip("the pretrained weights are not in this checkout")
+    test = fs.data.load("mini").test.subset(slice(0, 100))
+    model = fs.models.resnet20()
+    model.load_state_dict(fs.load_weights(weights))
+    fs.binarize_(model.eval(), "ste", skip=fs.first_and_last(model))
+    packed = pack(model, tmp_path / "a.safetensors", mean=test.mean, std=test.std, classes=test.classes)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (test.mean, test.std))
+    with torch.no_grad():
+        expected = model((test.images.float() / 255 - mean) / std).numpy()
+    engine = load_packed(packed.path)
+    actual = engine(engine.preprocess(test.images.permute(0, 2, 3, 1).numpy()))
+    error = np.abs(actual - expected).max(1) / np.abs(expected).max(1)
+    assert error.max() < 1e-4
+    top = np.sort(expected, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-3
+    assert (actual.argmax(1) == expected.argmax(1))[clear].all()
+
+
 def test_layers_that_take_the_signs_of_their_input(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = randomize(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 9, 3, padding=1), nn.Flatten()))
