@@ -9,8 +9,8 @@ from .base import FSG_VARIANTS, TABLE_METHODS, Setting, all_layers, paper_protoc
 MODELS = ("resnet20", "resnet32", "resnet44")
 OPTIMIZERS = ("adam", "sgd")
 
-# Plain SGD at 1e-3 starves STE: a learned scalar k can grow into a larger step size, a fixed one can't. These are what
-# STE gets when somebody tunes it; the recipe lr-sweep measures the choice on held-out training images.
+# Plain SGD at 1e-3 starves STE: a learned scalar k can grow into a larger step size, a fixed one can't. These are first
+# guesses of what tuning gives; the recipe lr-sweep checks them on held-out training images.
 TUNED_LR = 0.1
 TUNED_MOMENTUM_LR = 0.01
 

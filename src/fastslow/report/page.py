@@ -95,7 +95,7 @@ def build(results: Results) -> list[Section]:
             "table4",
             "Table 4: other methods",
             "All under the short protocol of Table 1, from pretrained weights. The published recipes of ReSTE, IR-Net "
-            "and RBNN train from scratch for 400 to 1000 epochs and reach more than the paper lists for them.",
+            "and RBNN train from scratch for 400 to 1000 epochs; on ResNet-20 ReSTE's authors report 91.32.",
             (small_tables.sota_table(results),),
         ),
         Section(
@@ -149,7 +149,8 @@ def build(results: Results) -> list[Section]:
         Section(
             "lr",
             "Learning rates of STE with SGD",
-            "How the tuned learning rates were chosen.",
+            "The tuned rates of Table 1's variants are 0.1, and 0.01 with momentum. This sweep, without a look at the "
+            "test set, has to agree.",
             (small_tables.lr_table(results),),
             folded=True,
         ),
