@@ -200,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contestant in each comparison")
     parser.add_argument("--cifar", help="folder with CIFAR-10: compare results instead of speed")
+    parser.add_argument("--commit", help="the commit that is measured, where there is no git to ask")
     parser.add_argument("--record", action="store_true", help=f"write to {RESULTS.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -211,12 +212,15 @@ def main() -> None:
         name = "deploy"
         settings = "batch 1, one thread, contestants interleaved call by call; ratio = float time / packed time"
         results = speeds(options.seconds)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    commit = options.commit
+    if commit is None:
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     document = {
         "benchmark": name,
         "command": "python benchmarks/deploy.py" + "".join(f" {word}" for word in sys.argv[1:] if "/" not in word),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit.strip(),
+        "commit": commit,
         "machine": machine() | {"load_before": before},
         "settings": settings,
         "results": results,
