@@ -41,20 +41,32 @@ inline void transpose(const float* in, int64_t in_stride, float* out, int64_t ou
 }
 #endif
 
+// Calls body(y, pixels) for stretches of a worker's pixels: whole rows, or all of them where no margin parts the rows
+// (28 pixels don't fill vectors, 28 rows of them do).
+template <class Body>
+inline void each_stretch(const View& view, const Worker& worker, Body body) {
+  const Range rows = share(view.height, worker);
+  if (view.row == static_cast<int64_t>(view.width) * view.pixel) {
+    body(rows.begin, (rows.end - rows.begin) * view.width);
+  } else {
+    for (int y = rows.begin; y < rows.end; ++y) body(y, view.width);
+  }
+}
+
 void load_image(const Op& op, const Worker& worker) {
   const int64_t plane = static_cast<int64_t>(op.out.height) * op.out.width;
-  const Range rows = share(op.out.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
+  each_stretch(op.out, worker, [&](int y, int pixels) {
     transpose(worker.input + static_cast<int64_t>(y) * op.out.width, plane, at<float>(worker, op.out, y, 0),
-              op.out.pixel / 4, op.out.channels, op.out.width);
+              op.out.pixel / 4, op.out.channels, pixels);
+  });
 }
 
 inline void to_planes(const Op& op, const Worker& worker, float* out) {
   const int64_t plane = static_cast<int64_t>(op.in.height) * op.in.width;
-  const Range rows = share(op.in.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
+  each_stretch(op.in, worker, [&](int y, int pixels) {
     transpose(at<const float>(worker, op.in, y, 0), op.in.pixel / 4, out + static_cast<int64_t>(y) * op.in.width, plane,
-              op.in.width, op.in.channels);
+              pixels, op.in.channels);
+  });
 }
 
 void store_result(const Op& op, const Worker& worker) { to_planes(op, worker, worker.output); }
