@@ -13,7 +13,7 @@ if DEVICE == "cpu":  # read when the kernels are imported
 pytest.importorskip("triton")
 
 from fastslow.hypernets import kernels  # noqa: E402
-from fastslow.hypernets.kernels import launch  # noqa: E402
+from fastslow.hypernets.kernels import concat_launch, launch  # noqa: E402
 from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
 
 
@@ -36,7 +36,29 @@ def test_per_weight_is_the_float64_reference(options: dict, size: float) -> None
         assert_close(gradient.cpu(), expected[name], name, 3e-5)
 
 
-@pytest.mark.parametrize("layout", ["per_weight"])
+@pytest.mark.parametrize(
+    ("options", "size", "horizon_tol"),
+    [(NETS[0], 1.0, 0.0), (NETS[1], 1e-4, 1e-7), (NETS[2], 1e-4, 1e-3), (NETS[3], 1.0, 1e-7)],
+)
+def test_concat_is_the_float64_reference(options: dict, size: float, horizon_tol: float) -> None:
+    net, twin = make(**options)
+    net.horizon_tol = horizon_tol
+    sizes, chunk = (SIZES, 128) if DEVICE == "cuda" else ([5, 11, 1, 3, 2], 8)
+    history = torch.randn(2, sum(sizes)) * size
+    scales = torch.rand(len(sizes)) + 0.5 if size < 1 else None
+    cotangent = torch.randn(sum(sizes))
+    double = None if scales is None else scales.double()
+    want = twin.concat(history.double(), sizes, LAYERS, scales=double, reference=True)
+    expected = gradients(twin, want, cotangent)
+    net = net.to(DEVICE)
+    on_device = None if scales is None else scales.to(DEVICE)
+    got = concat_launch.concat(net, history.to(DEVICE), sizes, LAYERS, on_device, chunk=chunk)
+    assert_close(got.cpu(), want, "output")
+    for name, gradient in gradients(net, got, cotangent.to(DEVICE)).items():
+        assert_close(gradient.cpu(), expected[name], name, 1e-4 if name.startswith("dt_proj") else 3e-5)
+
+
+@pytest.mark.parametrize("layout", ["per_weight"] if DEVICE == "cpu" else ["per_weight", "concat"])
 def test_a_kernel_is_trusted_only_where_it_agrees(
     layout: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

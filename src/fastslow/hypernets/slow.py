@@ -61,6 +61,7 @@ class MambaSlowNet(SlowNet):
         self.row_cost = d_inner * d_state
         self.patch = patch
         self.horizon_tol = horizon_tol
+        self.full_length: int | None = None  # how many gradients a full history holds, where that is known
         self.discretization: Discretization = discretization
         self.splits = [dt_rank, d_state, d_state]
         self.W_a = nn.Linear(patch, d_model, bias=False) if projections else None
@@ -113,6 +114,10 @@ class MambaSlowNet(SlowNet):
     ) -> Tensor:
         if not reference and native.can_run(self, history):
             return native.concat_to_horizon(self, history, sizes, layers, scales, known=known)
+        if not reference and kernels.can_run(self, history, "concat"):
+            from fastslow.hypernets.kernels import launch  # imports Triton
+
+            return launch.concat(self, history, sizes, layers, scales, known=known)
         return super().concat(history, sizes, layers, scales=scales, reference=reference)
 
     def per_weight(
@@ -127,7 +132,14 @@ class MambaSlowNet(SlowNet):
     ) -> Tensor:
         if not reference and native.can_run(self, history) and len(history) < native.MAX_TOKENS:
             return native.per_weight(self, history, sizes, layers, scales, known=known)
-        if not reference and len(history) < kernels.MAX_TOKENS and kernels.can_run(self, history, "per_weight"):
+        # The tokens are unrolled, and compiling that for each length of a history that still grows isn't worth it.
+        whole = self.full_length in (None, len(history))
+        if (
+            not reference
+            and whole
+            and len(history) < kernels.MAX_TOKENS
+            and kernels.can_run(self, history, "per_weight")
+        ):
             from fastslow.hypernets.kernels import launch  # imports Triton
 
             return launch.per_weight(self, history, sizes, layers, scales, known=known)

@@ -169,6 +169,7 @@ class FSGDriver(LookaheadDriver):
                 discretization=m.discretization,
                 horizon_tol=m.horizon_tol,
             )
+            slow.full_length = m.length
         elif m.slow == "lstm":
             slow = LSTMSlowNet(layers, hidden=m.slow_hidden, patch=m.patch)
         else:

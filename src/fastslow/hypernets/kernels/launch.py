@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from fastslow.hypernets import native
 from fastslow.hypernets.kernels import per_weight as _per_weight
+from fastslow.hypernets.kernels.concat_launch import concat as concat
 from fastslow.hypernets.segments import constant, repeated, segment_sum
 
 if TYPE_CHECKING:

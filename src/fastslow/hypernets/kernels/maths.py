@@ -1,3 +1,5 @@
+# pyright: reportGeneralTypeIssues=false
+# What is inside @triton.jit is Triton's language, not Python.
 """Elementary functions inside Triton kernels, with full float32 accuracy where plain formulas lose it."""
 
 import triton

@@ -1,3 +1,5 @@
+# pyright: reportGeneralTypeIssues=false
+# What is inside @triton.jit is Triton's language, not Python.
 """The per-weight slow-net as two Triton kernels: one row of channels a weight, everything in registers.
 
 A program takes a few weights at a time; its lanes are (weight, channel) and the states of a pair stay in one lane. The
