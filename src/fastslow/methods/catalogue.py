@@ -156,7 +156,7 @@ ROWS = (
         "two free values a filter in place of -1 and +1, for inputs too",
         "Wb = beta + alpha sign((W - beta)/alpha);  ab = alpha_a (sign((a - beta_a)/alpha_a) + beta_a)",
         "a few element-wise operations on weights and inputs",
-        "for the highest accuracy with 1-bit inputs; those inputs can't be packed here",
+        "for the highest accuracy with 1-bit inputs, on networks with its Maxout activation; they can't be packed here",
     ),
     _row(
         Surge,
