@@ -145,6 +145,7 @@ print(imported - start, done - imported)
 def first_result(repeats: int = 15) -> dict[str, Any]:
     """Milliseconds from nothing but numpy to the first logits of ResNet-20, in fresh processes without torch."""
     model = fs.models.resnet20()
+    model.load_state_dict(fs.load_weights(WEIGHTS))
     fs.binarize_(model, "ste", skip=fs.first_and_last(model))
     with tempfile.TemporaryDirectory() as folder:
         report = pack(model, Path(folder) / "model.safetensors")

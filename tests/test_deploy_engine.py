@@ -17,12 +17,13 @@ from fastslow.deploy import BackendError, available_backends, load_packed
 from fastslow.deploy.pack import pack
 from fastslow.deploy.sizes import sizes
 from test_deploy_support import NATIVE, engine, residual_graph
+from test_deploy_trace import randomize
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    model = fs.models.resnet20()
+    model = randomize(fs.models.resnet20())
     fs.binarize_(model, "ste", skip=fs.first_and_last(model))
     path = tmp_path_factory.mktemp("packed") / "model.safetensors"
     classes = [f"class {i}" for i in range(10)]
@@ -59,7 +60,7 @@ def test_the_file_is_small(packed: Path) -> None:
 
 
 def test_the_binary_layers_are_25_times_smaller() -> None:
-    model = fs.models.resnet20()
+    model = randomize(fs.models.resnet20())  # BatchNorm as after training: every filter has a scale of its own
     fs.binarize_(model, "ste", skip=fs.first_and_last(model))
     binary = [layer for layer in sizes(model) if layer.binary]
     assert len(binary) == 20  # 18 convolutions of the blocks and two shortcuts

@@ -7,9 +7,8 @@ import os
 import threading
 import weakref
 from math import prod
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +21,9 @@ from .header import Info
 from .native import Layout
 from .numpy_ops import KERNELS
 from .plan import compile_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Array = NDArray[np.float32]
 

@@ -13,8 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +22,15 @@ from .errors import FormatError
 from .graph import Graph
 from .header import MAX_INTEGER, Info, decode, encode, parse_json
 
+if TYPE_CHECKING:  # importing pathlib takes as long as reading a file
+    from pathlib import Path
+
 _DTYPES = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 _CODES = {dtype.name: code for code, dtype in _DTYPES.items()}
 MAX_FILE = 2**31
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedModel:
     """The content of a packed file."""
 
@@ -74,24 +76,28 @@ def to_bytes(graph: Graph, info: Info) -> bytes:
 
 def write(path: str | Path, data: bytes) -> None:
     """Replace a file as a whole: a reader never sees half of it."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.{os.getpid()}.part")
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        with open(partial, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        raise
 
 
 def read(path: str | Path) -> PackedModel:
     """Load and check a packed file."""
-    path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"no packed model at {path}")
-    if path.stat().st_size > MAX_FILE:
+    if os.path.getsize(path) > MAX_FILE:
         raise FormatError(f"{path}: larger than {MAX_FILE} bytes")
+    with open(path, "rb") as file:
+        data = file.read()
     try:
-        return from_bytes(path.read_bytes())
+        return from_bytes(data)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
 

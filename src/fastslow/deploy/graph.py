@@ -29,7 +29,7 @@ class GraphError(ValueError):
     """A node that makes no sense; the message says which and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """One operation. `tensors` are its constants, by role: ``weight`` or ``bits``, ``scale``, ``bias``, ``slope``."""
 
@@ -48,7 +48,7 @@ class Node:
         return "bits" in self.tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in order of execution; the last one is the output. `input_shape` is what the caller passes."""
 

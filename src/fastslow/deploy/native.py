@@ -11,7 +11,6 @@ import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 ABI_VERSION = 2
@@ -87,14 +86,11 @@ def library() -> Any | None:
     chosen = os.environ.get("FASTSLOW_NATIVE")
     if chosen == "off":
         return None
-    folder = Path(__file__).parent
-    candidates = (
-        [Path(chosen)] if chosen else [folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    )
-    path = next((path for path in candidates if path.is_file()), None)
+    own = [os.path.join(os.path.dirname(__file__), f"_native{end}") for end in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next(filter(os.path.isfile, [chosen] if chosen else own), None)
     if path is None:
         return None
-    native = ctypes.CDLL(str(path))
+    native = ctypes.CDLL(path)
     native.fastslow_abi.restype = c_int32
     native.fastslow_op_size.restype = c_int32
     if native.fastslow_abi() != ABI_VERSION or native.fastslow_op_size() != ctypes.sizeof(Op):

@@ -37,7 +37,7 @@ _WEIGHTED = ("conv", "linear")
 _CLAMPABLE = (*_WEIGHTED, "affine", "add", "max_pool", "avg_pool", "mean")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Step:
     """A node with what was fused into it. `value` is the value that its result stands for."""
 
@@ -108,7 +108,7 @@ def _pack_outputs(steps: list[Step], output: int) -> None:
         step.packed = signs_only and step.low <= 0 < step.high
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Memory:
     """Offsets in the arena, reused by geometry."""
 
@@ -131,7 +131,7 @@ class Memory:
         return View(offset, row, pixel, height, width, channels), key, start
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Program:
     """What `fastslow_run` needs; `keep` holds the arrays that the ops point into."""
 
