@@ -113,7 +113,7 @@ def node(document: dict[str, Any], index: int) -> dict[str, Any]:
         (lambda d: d.update(input="image"), "input must be a list"),
         (lambda d: d.update(nodes=[]), "0 nodes"),
         (lambda d: d.update(nodes={}), "nodes must be a list"),
-        (lambda d: d["nodes"].append(3), "node 18 must be an object"),
+        (lambda d: d["nodes"].append(3), "node 19 must be an object"),
         (lambda d: node(d, 5).update(inputs=[5, 9]), "reads value 9, which is not computed before it"),
         (lambda d: node(d, 5).update(inputs=[6, 5]), "a cycle"),
         (lambda d: node(d, 5).update(inputs=[-1, 5]), "integer from 0"),

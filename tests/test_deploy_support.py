@@ -78,12 +78,13 @@ def residual_graph(rng: np.random.Generator) -> Graph:
         Node("avg_pool", "avg", (7,), window | {"count_include_pad": False}),  # 9
         Node("concat", "cat", (8, 9)),  # 10
         Node("subsample", "half", (10,), {"stride": (2, 1)}),  # 11
-        Node("pad", "pad", (11,), {"before": (1, 2, 0), "after": (0, 1, 3)}),  # 12
+        Node("pad", "pad", (11,), {"before": (1, 2, 0), "after": (0, 1, 4)}),  # 12
         Node("clip", "clip", (12,), {"low": -1.0, "high": 1.0}),  # 13
         Node("sign", "sign", (13,)),  # 14
-        conv(rng, (41, 6, 7), 6, kind="signs", stride=(2, 2), dilation=(2, 1), padding=(0, 2), name="wide", source=14),
-        Node("flatten", "flat", (15,)),  # 16
-        linear(rng, 30, 33, kind="bits", name="hidden", source=16),  # 17
-        linear(rng, 33, 10, kind="signs", name="head", source=17),  # 18
+        conv(rng, (41, 6, 8), 41, kind="signs", padding=(1, 1), name="square", source=14),  # 15, by Winograd
+        conv(rng, (41, 6, 8), 6, kind="signs", stride=(2, 2), dilation=(2, 1), padding=(0, 2), name="wide", source=15),
+        Node("flatten", "flat", (16,)),  # 17
+        linear(rng, 30, 33, kind="bits", name="hidden", source=17),  # 18
+        linear(rng, 33, 10, kind="signs", name="head", source=18),  # 19
     )
     return Graph(image, nodes)
