@@ -194,6 +194,10 @@ def train(
     batch_size: BatchSize = 128,
     seed: Seed = 0,
     precision: Precision = "float32",
+    metrics: Annotated[
+        bool,
+        typer.Option("--metrics", help="Also measure ReSTE's indicators and the like.", rich_help_panel=_OUTPUT),
+    ] = False,
     device: Device = "auto",
     run: RunOption = None,
     json: Json = False,
@@ -233,6 +237,7 @@ def train(
         augment=augment,
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
+        metrics=metrics,
     )
     if recipe is not None:
         config = override(RUNS[recipe](), config, given)

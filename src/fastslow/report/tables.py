@@ -186,27 +186,29 @@ def harness_table(results: Results) -> Table:
 
 
 def readme_table(results: Results) -> Table:
-    """STE and FSG where both were run, narrow enough for a README."""
+    """STE and every learned method beside it, with n and time, narrow enough for a README."""
     rows = []
     for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
-        ste, fsg = groups[STE], groups["fsg"]
-        against = fsg.against(ste)
-        if against is None:
+        ste = groups[STE]
+        learned = [g for name, g in groups.items() if name != STE and g.against(ste) is not None]
+        if not learned:
             continue
-        paper, paper_ste = published(model, protocol, "fsg"), published(model, protocol, STE)
-        assert paper is not None
-        assert paper_ste is not None
-        rows.append(
-            (
-                f"{model_name(model)}, {data_name(fsg.setting.config.data)}, {protocol_name(protocol)}",
-                group_value(ste),
-                group_value(fsg),
-                f"{difference(against)}, {pair_words(against)}",
-                signed(paper["test"][0] - paper_ste["test"][0]),
+        for group in [ste, *in_table_order(learned)]:
+            paper = published(model, protocol, group.method)
+            against = group.against(ste)
+            rows.append(
+                (
+                    f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
+                    method_name(group.method),
+                    str(group.n),
+                    group_value(group),
+                    NONE if group is ste else f"{difference(against)}, {pair_words(against)}",
+                    NONE if paper is None else f"{paper['test'][0]:.2f}",
+                    f"{group.mean('seconds') / 60:.1f}",
+                )
             )
-        )
-    columns = ("Test accuracy, last epoch", "STE", "FSG", "FSG − STE, same seeds", "In the paper")
-    return Table("", columns, tuple(rows), note="" if rows else "No setting has runs of both yet.")
+    columns = ("1-bit weights", "Gradient", "n", "Test accuracy, last epoch", "Against STE", "Paper", "Minutes")
+    return Table("", columns, tuple(rows), labels=2, note="" if rows else "No setting has runs of both yet.")
 
 
 def verdict(found: Any) -> str:

@@ -37,6 +37,7 @@ _OTHER = (
     ("method_fields", dict, "a dictionary"),
     ("skip", tuple | list, "a list of patterns"),
     ("augment", bool, "True or False"),
+    ("metrics", bool, "True or False"),
 )
 
 
@@ -70,6 +71,7 @@ class RunConfig:
     augment: bool = True
     seed: int = 0
     precision: Precision = "float32"
+    metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 
     def __post_init__(self) -> None:
         for name, literal in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Precision)):
@@ -111,6 +113,7 @@ class RunConfig:
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
+        del values["metrics"]  # looking changes no number
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

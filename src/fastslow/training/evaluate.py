@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..convert import binary_layers
 from ..data import Batches
+from ..indicators import sign_bits
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class BitWatch:
         self._last = self._signs()
 
     def _signs(self) -> list[Tensor]:
-        return [layer.binary_weight > 0 for layer in binary_layers(self.model).values()]
+        return [sign_bits(layer) for layer in binary_layers(self.model).values()]
 
     def look(self) -> dict[str, float]:
         """``flip_ratio``: share of the bits that differ from the last look; ``share_plus``: share of +1."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import Batches, Dataset
+from ..indicators import indicators
 from ..weights import load_strictly, save_weights
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_model
@@ -189,6 +190,7 @@ class Trainer:
             "test_loss": test.loss,
             **self.bits.look(),
             **self._method_metrics(),
+            **self._indicators(epoch),
             "seconds": round(self._epoch_seconds, 3),
         }
         self._seconds += self._epoch_seconds
@@ -231,6 +233,14 @@ class Trainer:
 
     def _method_metrics(self) -> dict[str, float]:
         return getattr(self.optimizer, "metrics", dict)() or self._metrics
+
+    def _indicators(self, epoch: int) -> dict[str, float]:
+        """ReSTE's indicators and the like, on the epoch's last batch, if the run asks for them."""
+        if not self.config.metrics or self.config.method is None:
+            return {}
+        x, y = next(self.train_batches.epoch(epoch, len(self.train_batches) - 1))
+        self.model.train()
+        return indicators(self.model, lambda: F.cross_entropy(self.model(x).float(), y))
 
     def _check_finite(self) -> None:
         """A checkpoint and an evaluation must be of a network that still computes."""
