@@ -65,6 +65,15 @@ def test_links_lead_somewhere():
         assert (Path(__file__).parent.parent / link).exists(), link
 
 
+def test_the_results_are_those_that_are_recorded(tmp_path):
+    from fastslow.report.page import update_readme
+
+    copy = tmp_path / "README.md"
+    copy.write_text(README)
+    update_readme(Path(__file__).parent.parent / "results", copy)
+    assert copy.read_text() == README
+
+
 def test_make_targets_exist():
     makefile = (Path(__file__).parent.parent / "Makefile").read_text()
     for target in re.findall(r"^make (\S+)", README, re.MULTILINE):

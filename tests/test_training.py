@@ -388,6 +388,20 @@ def test_seeds_repeat_a_run_and_methods_see_the_same_data():
     assert torch.equal(batches[0][0], batches[1][0])
 
 
+@pytest.mark.parametrize("method", ["ste", "fsg-weight", "reste"])
+def test_measuring_the_indicators_changes_nothing_else(method):
+    plain, measured = (tiny.trainer(tiny.config(method, metrics=metrics)) for metrics in (False, True))
+    assert plain.config.key == measured.config.key
+    for trainer in (plain, measured):
+        trainer.fit()
+    extra = {"estimating_error", "gradient_stability", "sign_entropy", "cosine_to_float"}
+    for row in measured.rows:
+        found = {name: row.pop(name) for name in extra}
+        assert all(math.isfinite(value) for value in found.values())
+        assert -1 <= found["cosine_to_float"] <= 1
+    tiny.assert_same_state(plain.state_dict(), measured.state_dict())
+
+
 def test_bf16_trains_on_the_cpu():
     result = tiny.trainer(tiny.config(precision="bf16", epochs=1)).fit()
     assert math.isfinite(result["train_loss"])

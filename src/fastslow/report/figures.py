@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..recipes import Setting, sweeps, table1, table2
 from ..reproduce.record import HISTOGRAM_BINS
@@ -41,6 +41,36 @@ def curves(results: Results) -> list[Figure]:
             body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
             found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
     return found
+
+
+INDICATORS = {
+    "flip_ratio": "share of the bits flipped in an epoch",
+    "gradient_cosine": "cosine of the generated and the straight-through gradient",
+    "cosine_to_float": "cosine to the float network's gradient",
+    "estimating_error": "estimating error",
+    "gradient_stability": "variance of the gradient's size",
+    "sign_entropy": "entropy of the signs, bits",
+}
+
+
+def indicator_figures(results: Results) -> list[Figure]:
+    """What the bits and their gradients do over the epochs, where runs recorded it (``train --metrics`` does)."""
+    found = []
+    for model, protocol, groups in panels(results, [*table1.settings(), *table2.settings()]):
+        where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
+        for name, label in INDICATORS.items():
+            measured = [group for group in groups if all(_whole(record.curve, name) for record in group.records)]
+            if not measured:
+                continue
+            series = [band(group, name) for group in measured]
+            alt = f"{label.capitalize()} over the epochs, {where}."
+            body = chart(series, Axis("epoch"), Axis(label), alt=alt)
+            found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
+    return found
+
+
+def _whole(curve: Mapping[str, Sequence[float | None]], name: str) -> bool:
+    return name in curve and None not in curve[name]
 
 
 def panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, str, list[Group]]]:

@@ -133,6 +133,12 @@ def build(results: Results) -> list[Section]:
             tuple(figures.cost_figures(results)),
         ),
         Section(
+            "indicators",
+            "What the bits do",
+            "Means and bands as above. Some are measured only by `fastslow train --metrics`.",
+            tuple(figures.indicator_figures(results)),
+        ),
+        Section(
             "weights",
             "Latent weights",
             "Where the float weights behind the bits lie at the end of training; those near 0 are about to flip.",
