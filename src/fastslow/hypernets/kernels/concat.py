@@ -41,7 +41,7 @@ def _seen(history, layers, lre, unit, token_weight, layer, position, mask, weigh
     return raw, tl.where(position == 0, tl.load(lre + layer), raw * token_weight)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["weights", "stride"])
 def project(
     records, token_weight_at, history, lre, unit, chunks, layers, starts, tokens, weights, stride,
     BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
@@ -128,7 +128,7 @@ def _dt(tokens, p, i, valid, stride, TAPS: tl.constexpr, CH: tl.constexpr):
     return tl.where(valid, softplus(v), 0.0)  # a step of 0 changes nothing: tokens beyond the chunk's end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def summaries(
     records, chunks, starts, tokens, ends, totals, stride,
     BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
@@ -190,7 +190,7 @@ def carry(
         left -= 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["weights", "stride"])
 def outputs(
     records, chunks, starts, tokens, states, partial, weights, stride,
     BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
@@ -226,7 +226,7 @@ def outputs(
             tl.store(first + t, tl.sum(tl.load(p + (REST + 1) * CH) * y * z * logistic(z), 0), t < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def back_summaries(
     records, chunks, starts, tokens, cotangent, ends, stride,
     BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,

@@ -29,10 +29,10 @@ SUB = tl.constexpr(2)  # tokens whose states are held in registers at a time
 OWN = tl.constexpr(5)  # parameters of a channel besides A that `backward` sums: dt_weight, dt_bias, D, out, gate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["work", "rounds", "stride"])
 def backward(
-    records, chunks, starts, tokens, states, dstates, cotangent, kept, dx, dtokens, partial, work, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, ROUNDS: tl.constexpr,
+    records, chunks, starts, tokens, states, dstates, cotangent, kept, dx, dtokens, partial, work, rounds, stride,
+    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of x (places, channels), of the tokens' projections (a part for each block), and of A and `OWN`.
 
@@ -65,7 +65,8 @@ def backward(
     kept += mine * (T // SUB) * STATES * LANES
     dtokens += block.to(tl.int64) * D_ROWS * stride
 
-    for i in range(ROUNDS):
+    i = 0
+    while i < rounds:
         number = i * tl.num_programs(0) + tl.program_id(0)
         chunk = chunks + tl.minimum(number, work - 1) * CHUNK_FIELDS
         begin = tl.load(chunk + 1)
@@ -148,6 +149,7 @@ def backward(
                     rows = tl.arange(0, STATES) * stride + k
                     tl.store(dtokens + D_B * stride + rows, dB, valid)
                     tl.store(dtokens + D_C * stride + rows, dC, valid)
+        i += 1
     partial += mine * (STATES + OWN) * LANES
     tl.store(partial + tile, d_A)
     tl.store(partial + STATES * LANES + lane, d_dt_weight)
@@ -157,7 +159,7 @@ def backward(
     tl.store(partial + (STATES + 4) * LANES + lane, d_gate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def unproject(
     records, chunks, layers, starts, tokens, dx, dtokens, partial, rest, stride,
     BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,

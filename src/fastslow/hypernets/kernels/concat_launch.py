@@ -160,8 +160,7 @@ class _Concat(torch.autograd.Function):
             piece, rest = _gradients(records, token_weight, lre, call, ctx.starts, cotangent, group)
             total += piece
             d_token += rest[:, 0].sum(dtype=torch.float64)
-            counts = (group.layers[:, 4] - group.layers[:, 3]).to(torch.int64)
-            d_lre.append(_sum_by_layer(rest[:, 1], counts, group))
+            d_lre.append(_sum_by_layer(rest[:, 1], group))
         return (
             total.to(records.dtype),
             d_token.to(records.dtype).view_as(token_weight),
@@ -175,10 +174,12 @@ def _spread(call: _Call) -> Tensor | float:
     return 1.0 if call.scales is None else repeated(call.scales, call.sizes)
 
 
-def _sum_by_layer(values: Tensor, counts: Tensor, group: Group) -> Tensor:
+def _sum_by_layer(values: Tensor, group: Group) -> Tensor:
+    """One value a chunk -> their sums, one a layer."""
+    ends = torch.cat([group.layers[:, 3], group.layers[-1:, 4]]).to(torch.int64)
     if values.device.type == "cuda":
-        return torch.segment_reduce(values, "sum", lengths=counts, unsafe=True)
-    return torch.stack([part.sum() for part in values.split(counts.tolist())])
+        return torch.segment_reduce(values.contiguous(), "sum", offsets=ends, unsafe=True)
+    return torch.stack([part.sum() for part in values.split(ends.diff().tolist())])
 
 
 def _prepare(
@@ -283,7 +284,7 @@ def _gradients(
     partial = records.new_empty(programs, blocks, _STATES + _OWN, _LANES)
     _launch(backward_kernels.backward, (programs, blocks),
         records, group.chunks, own, tokens, states, dstates, cotangent, kept, dx, dtokens, partial, chunks,
-        group.places, ROUNDS=-(-chunks // programs), **scan,
+        -(-chunks // programs), group.places, **scan,
     )  # fmt: skip
     mixed = records.new_empty(chunks, records.shape[1], taps + 2 + 2 * _STATES)
     rest = records.new_empty(chunks, 2)
