@@ -16,8 +16,8 @@ demo: install
 	$(BIN)/fastslow demo
 
 lint: install
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
 test: lint
