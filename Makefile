@@ -16,8 +16,8 @@ demo: install
 	$(BIN)/fastslow demo
 
 lint: install
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests benchmarks tools examples setup.py
+	$(BIN)/ruff check src tests benchmarks tools examples setup.py
 	$(BIN)/basedpyright
 
 test: lint
