@@ -11,6 +11,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # read when the kernels are imported
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 from fastslow.hypernets import kernels  # noqa: E402
 from fastslow.hypernets.kernels import concat_launch, launch  # noqa: E402

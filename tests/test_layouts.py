@@ -170,3 +170,12 @@ def test_what_the_kernels_take() -> None:
         assert not native.can_run(MambaSlowNet(1, **options), history)
     assert not native.can_run(MambaSlowNet(1), history.double())
     assert not native.can_run(MambaSlowNet(1), history.requires_grad_())
+
+
+def test_memory_for_partial_sums_is_bounded() -> None:
+    """Each task keeps gradients for all parameters: their number must not grow with the weights."""
+    for sizes in ([10], [36_864] * 6, [36_864] * 100, [2_400_000] * 5):
+        ranges, layer = native._partition(tuple(sizes))
+        assert len(ranges) <= 600 + len(sizes)
+        assert len(layer) == len(ranges)
+        assert sum(stop - start for start, stop in ranges) == sum(sizes)

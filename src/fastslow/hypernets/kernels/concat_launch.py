@@ -199,30 +199,13 @@ def _prepare(
     )  # fmt: skip
     scan = {**shape, "T": call.chunk, "ZOH": call.zoh, "num_warps": 1}
     _launch(
-        forward_kernels.summaries,
-        (chunks, blocks),
-        records,
-        group.chunks,
-        starts,
-        tokens,
-        states,
-        totals,
-        group.places,
-        **scan,
-    )
+        forward_kernels.summaries, (chunks, blocks), records, group.chunks, starts, tokens, states, totals,
+        group.places, **scan,
+    )  # fmt: skip
     _launch(
-        forward_kernels.carry,
-        (len(group.layers), blocks),
-        records,
-        group.chunks,
-        group.layers,
-        starts,
-        states,
-        totals,
-        BACK=False,
-        num_warps=1,
-        **shape,
-    )
+        forward_kernels.carry, (len(group.layers), blocks), records, group.chunks, group.layers, starts, states,
+        totals, BACK=False, num_warps=1, **shape,
+    )  # fmt: skip
     return starts, tokens, states, totals, scan
 
 
@@ -230,18 +213,9 @@ def _outputs(records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, st
     for group in groups(call.sizes, len(call.history), call.history.device, call.chunk):
         own, tokens, states, _, scan = _prepare(records, token_weight, lre, call, starts, group)
         _launch(
-            forward_kernels.outputs,
-            (len(group.chunks), own.shape[1]),
-            records,
-            group.chunks,
-            own,
-            tokens,
-            states,
-            partial,
-            call.history.shape[1],
-            group.places,
-            **scan,
-        )
+            forward_kernels.outputs, (len(group.chunks), own.shape[1]), records, group.chunks, own, tokens,
+            states, partial, call.history.shape[1], group.places, **scan,
+        )  # fmt: skip
 
 
 def _gradients(
@@ -253,30 +227,13 @@ def _gradients(
     shape = {"BLOCKS": blocks, "TAPS": taps}
     dstates = torch.empty_like(states)
     _launch(
-        forward_kernels.back_summaries,
-        (chunks, blocks),
-        records,
-        group.chunks,
-        own,
-        tokens,
-        cotangent,
-        dstates,
-        group.places,
-        **scan,
-    )
+        forward_kernels.back_summaries, (chunks, blocks), records, group.chunks, own, tokens, cotangent, dstates,
+        group.places, **scan,
+    )  # fmt: skip
     _launch(
-        forward_kernels.carry,
-        (len(group.layers), blocks),
-        records,
-        group.chunks,
-        group.layers,
-        own,
-        dstates,
-        totals,
-        BACK=True,
-        num_warps=1,
-        **shape,
-    )
+        forward_kernels.carry, (len(group.layers), blocks), records, group.chunks, group.layers, own, dstates,
+        totals, BACK=True, num_warps=1, **shape,
+    )  # fmt: skip
     programs = min(chunks, _PROGRAMS)
     kept = records.new_empty(programs, blocks, call.chunk // int(backward_kernels.SUB), _STATES, _LANES)
     dx = records.new_empty(group.places, records.shape[1])
@@ -289,22 +246,9 @@ def _gradients(
     mixed = records.new_empty(chunks, records.shape[1], taps + 2 + 2 * _STATES)
     rest = records.new_empty(chunks, 2)
     _launch(
-        backward_kernels.unproject,
-        (chunks,),
-        records,
-        group.chunks,
-        group.layers,
-        own,
-        tokens,
-        dx,
-        dtokens,
-        mixed,
-        rest,
-        group.places,
-        T=call.chunk,
-        num_warps=8,
-        **shape,
-    )
+        backward_kernels.unproject, (chunks,), records, group.chunks, group.layers, own, tokens, dx, dtokens,
+        mixed, rest, group.places, T=call.chunk, num_warps=8, **shape,
+    )  # fmt: skip
     scanned = partial.sum(0, dtype=torch.float64).transpose(1, 2).flatten(0, 1)  # (channels, STATES + OWN)
     A, steps, ends = scanned.split([_STATES, 2, 3], 1)
     return torch.cat([mixed.sum(0, dtype=torch.float64), steps, A, ends], 1), rest
