@@ -309,12 +309,14 @@ def test_demo(call, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "demo_config", small_demo)
     answer = call("demo", "--epochs", 1, "--out", "runs/demo", "--json")
     assert answer.code == 0, answer.err
-    assert [line[0] for line in answer.out.splitlines()] == [*"123456", "{"]
+    assert [line[0] for line in answer.out.splitlines()] == [*"12345678", "{"]
     found = answer.json
     assert found["run"] == "runs/demo"
     assert {"float_accuracy", "binarized_accuracy", "test_accuracy", "seconds"} <= found.keys()
     assert found["packed_bytes"] < found["float_bytes"]
     assert (tmp_path / found["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / found["packed_file"]).stat().st_size == found["file_bytes"]
+    assert found["packed_accuracy"] == found["test_accuracy"]
     assert call("eval", "runs/demo", "--json").json["accuracy"] == found["test_accuracy"]
     # Once more, in place of the first.
     assert call("demo", "--epochs", 1).code == 0

@@ -195,7 +195,8 @@ def test_copies_are_equal_and_independent(copier):
 
 
 def test_list_and_unknown_names():
-    assert list_models() == [
+    ours = [name for name in list_models() if name not in ("tiny", "small")]  # what other tests register
+    assert ours == [
         *("resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "vgg_small"),
         *("resnet20_bireal", "resnet18_bireal", "resnet20_irnet", "resnet20_reste", "wide_resnet20"),
     ]

@@ -27,16 +27,7 @@ from fastslow.training.sinks import Silent
 from fastslow.weights import load_weights
 
 SCRIPT = Path(tiny.__file__)
-# One thread, so that sums are in the same order in every process.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+ENVIRONMENT = dict(os.environ)
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
