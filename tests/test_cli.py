@@ -378,6 +378,10 @@ BAD: dict[str, tuple[list[object], str]] = {
     "set fraction": (train("--method", "fsg", "--set", "length=2.5"), "length=2.5: the field 'length' of fsg takes"),
     "set switch": (train("--method", "fsg", "--set", "projections=1"), "takes True or False"),
     "set name": (train("--method", "fsg", "--set", "slow=gru"), "slow='gru': choose one of mamba, lstm"),
+    "beta, before a download": (
+        ["train", "--method", "fsg", "--beta", "2", "--data", "cifar10"],
+        "beta=2.0: the weight of the slow gradient lies between 0 and 1",
+    ),
     "beta": (
         train("--method", "fsg", "--beta", "1.5"),
         "beta=1.5: the weight of the slow gradient lies",

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from . import data
-from .methods import METHODS, check_fields
-from .training.build import shipped_weights
+from .methods import METHODS, check_fields, get_method
+from .training.build import method_fields, shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
 from .training.named_weights import PREFIX
@@ -141,6 +141,8 @@ def resume(path: Path, device: str, data_root: Path | None, as_json: bool) -> No
 
 def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:
     chosen = choose_device(device)
+    if config.method is not None:
+        get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
     dataset = data.load(config.data, data_root, holdout=config.holdout)
     return Trainer(config, dataset, device=chosen, sink=ConsoleSink())
 
