@@ -78,12 +78,13 @@ class FSG(LookaheadMethod):
         for name, literal in choices.items():
             if getattr(self, name) not in get_args(literal):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(literal))}")
-        if not 0 <= self.beta <= 1:
+        if not isinstance(self.beta, int | float) or not 0 <= self.beta <= 1:
             raise ValueError(f"beta={self.beta}: the weight of the slow gradient lies between 0 and 1")
         whole = [f.name for f in fields(self) if f.type in ("int", int) and f.name != "seed"]
         for name in whole:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
         if not 0 <= self.horizon_tol < 1:
             raise ValueError(f"horizon_tol={self.horizon_tol}: give a share between 0 (read everything) and 1")
         for name in ("slow_lr", "fast_lr"):

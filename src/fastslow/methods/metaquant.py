@@ -36,8 +36,8 @@ class MetaQuant(LookaheadMethod):
     meta_lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise ValueError(f"hidden={self.hidden}: a meta network needs at least one hidden unit")
+        if not isinstance(self.hidden, int) or self.hidden < 1:
+            raise ValueError(f"hidden={self.hidden!r}: a meta network needs at least one hidden unit")
         if self.meta_lr < 0:
             raise ValueError(f"meta_lr={self.meta_lr}: a learning rate can't be negative")
 
