@@ -12,10 +12,11 @@ import torch
 import fastslow as fs
 from fastslow.deploy import available_backends
 from fastslow.deploy.bench import bench, format_report, interleave
-from fastslow.deploy.format import to_bytes, write
+from fastslow.deploy.format import to_bytes
 from fastslow.deploy.header import Info
 from fastslow.deploy.pack import pack
 from fastslow.deploy.torch_graph import TorchGraph
+from fastslow.files import write_atomically
 from test_deploy_support import engine, residual_graph
 
 
@@ -48,7 +49,7 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_peak_memory_is_that_of_a_fresh_process(tmp_path: Path) -> None:
-    write(tmp_path / "a.safetensors", to_bytes(residual_graph(np.random.default_rng(0)), Info()))
+    write_atomically(tmp_path / "a.safetensors", to_bytes(residual_graph(np.random.default_rng(0)), Info()))
     report = bench(tmp_path / "a.safetensors", batches=(1,), threads=(1,), seconds=0, compiled=False)
     peaks = {row.contestant: row.peak_mib for row in report.rows}
     if any(peak is None for peak in peaks.values()):

@@ -13,9 +13,10 @@ import pytest
 import safetensors
 
 from fastslow.deploy import FormatError, load_packed
-from fastslow.deploy.format import digest, from_bytes, read, to_bytes, write
+from fastslow.deploy.format import digest, from_bytes, read, to_bytes
 from fastslow.deploy.graph import Graph
 from fastslow.deploy.header import Info
+from fastslow.files import write_atomically
 from test_deploy_support import residual_graph
 
 INFO = Info(
@@ -53,7 +54,7 @@ def edited(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
 
 def test_round_trip(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    write(path, data)
+    write_atomically(path, data)
     model = read(path)
     assert model.info == INFO
     assert model.file_bytes == len(data) == path.stat().st_size

@@ -74,20 +74,6 @@ def to_bytes(graph: Graph, info: Info) -> bytes:
     return len(head).to_bytes(8, "little") + head + b"".join(tensors[name].tobytes() for name in names)
 
 
-def write(path: str | Path, data: bytes) -> None:
-    """Replace a file as a whole: a reader never sees half of it."""
-    folder, name = os.path.split(path)
-    partial = os.path.join(folder, f".{name}.{os.getpid()}.part")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
-
-
 def read(path: str | Path) -> PackedModel:
     """Load and check a packed file."""
     if not os.path.isfile(path):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files import write_atomically
 from .bits import unpack_signs
-from .format import PackedModel, read, stored_tensors, write
+from .format import PackedModel, read, stored_tensors
 from .graph import Graph, Node, Shape, canonical, weight_shape
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def export(source: str | Path | PackedModel, path: str | Path, *, expand: bool =
     """
     model = source if isinstance(source, PackedModel) else read(source)
     data = to_onnx(model, expand=expand).SerializeToString()
-    write(path, data)
+    write_atomically(Path(path), data)
     return len(data)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..convert import binary_layers, unwrap
+from ..files import write_atomically
 from .fold import fold
-from .format import from_bytes, to_bytes, write
+from .format import from_bytes, to_bytes
 from .graph import Graph
 from .header import Info
 from .sizes import LayerSize, layer_sizes
@@ -91,7 +92,7 @@ def pack(
     )
     data = to_bytes(graph, info)
     content = from_bytes(data)  # what we write, we can read
-    write(path, data)
+    write_atomically(Path(path), data)
     return Packed(Path(path), content.header_bytes, content.payload_bytes, layer_sizes(graph, dtype))
 
 

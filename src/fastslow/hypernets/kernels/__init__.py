@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +32,6 @@ def available() -> bool:
         log.info("Triton isn't installed: the slow-net runs on the GPU as plain PyTorch, which is slower")
         return False
     return True
-
-
-def interpreted() -> bool:
-    """Whether Triton was asked to run on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def can_run(net: MambaSlowNet, history: Tensor, layout: str) -> bool:
