@@ -1,7 +1,8 @@
-"""One thread for every test: sums are then in the same order everywhere, and two workers don't fight over two cores."""
+"""Every test starts alike: one thread, so that sums are in the same order everywhere, and logging as it was."""
 
 from __future__ import annotations
 
+import logging
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
@@ -13,7 +14,10 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Whatever a test did about threads ends with it."""
-    yield
+def _start_alike():
+    """Whatever an earlier test or a module's fixture did about threads, or a command about logging, is undone."""
     torch.set_num_threads(1)
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if type(h) is logging.StreamHandler]:  # a command's, not pytest's own
+        root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
