@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fastslow as fs
 from fastslow.models import get_model, list_models
 
 BN = ("weight", "bias", "running_mean", "running_var")
@@ -100,6 +101,8 @@ def test_keys_match_published_weights(name, num_classes, md5):
         ("resnet56", 855_770, 58),
         ("resnet110", 1_730_714, 112),
         ("vgg_small", 4_660_106, 7),
+        ("resnet18", 11_689_512, 21),
+        ("resnet34", 21_797_672, 37),
     ],
 )
 def test_size(name, parameters, layers):
@@ -118,7 +121,7 @@ def test_bn_before_fc_adds_one_batch_norm():
     assert not torch.equal(plain(features), extra(features))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "vgg_small"])
+@pytest.mark.parametrize("name", ["resnet8", "vgg_small", "resnet18"])
 @pytest.mark.parametrize("train", [True, False])
 def test_forward_shape_and_gradient(name, train):
     model = get_model(name, num_classes=7).train(train)
@@ -137,6 +140,32 @@ def test_resnet_takes_any_size(size):
 @pytest.mark.parametrize("size", [8, 35, 64])
 def test_vgg_small_of_another_size(size):
     assert get_model("vgg_small", image_size=size).eval()(torch.randn(1, 3, size, size)).shape == (1, 10)
+
+
+def test_the_imagenet_stem_takes_a_224_pixel_image_to_56_and_the_last_stage_to_7():
+    model = get_model("resnet18", num_classes=3).eval()
+    sides = {}
+    for name in ("layer1", "layer2", "layer3", "layer4"):
+        model.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: sides.update({name: out.shape[-1]}))
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 224, 224)).shape == (1, 3)
+    assert sides == {"layer1": 56, "layer2": 28, "layer3": 14, "layer4": 7}
+    # The names of the weights that are usually published for it: a strict load must take them.
+    names = {"conv1.weight", "bn1.running_mean", "layer2.0.downsample.0.weight", "layer4.1.bn2.bias", "fc.bias"}
+    assert names <= model.state_dict().keys()
+    assert len(model.state_dict()) == 122
+
+
+def test_a_binary_resnet18_packs_and_computes_the_same(tmp_path):
+    model = get_model("resnet18", num_classes=3)
+    fs.binarize_(model, "ste", skip=["conv1", "fc"])
+    model.eval()
+    fs.pack(model, tmp_path / "model.safetensors", input_shape=(3, 64, 64))
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(x)
+    packed = torch.from_numpy(fs.load_packed(tmp_path / "model.safetensors")(x.numpy()))
+    torch.testing.assert_close(packed, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_single_image_in_training_mode_of_resnet_without_head_bn():
@@ -198,6 +227,7 @@ def test_list_and_unknown_names():
     ours = [name for name in list_models() if name not in ("tiny", "small")]  # what other tests register
     assert ours == [
         *("resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "vgg_small"),
+        *("resnet18", "resnet34"),
         *("resnet20_bireal", "resnet18_bireal", "resnet20_irnet", "resnet20_reste", "wide_resnet20"),
     ]
     with pytest.raises(ValueError, match=r"'resnet21'.*resnet20"):

@@ -20,6 +20,9 @@ from .resnet_cifar import resnet32 as resnet32
 from .resnet_cifar import resnet44 as resnet44
 from .resnet_cifar import resnet56 as resnet56
 from .resnet_cifar import resnet110 as resnet110
+from .resnet_imagenet import ImageNetResNet as ImageNetResNet
+from .resnet_imagenet import resnet18 as resnet18
+from .resnet_imagenet import resnet34 as resnet34
 from .vgg_small import VGGSmall as VGGSmall
 from .vgg_small import vgg_small as vgg_small
 from .wide_resnet import WideResNet20 as WideResNet20
@@ -28,6 +31,7 @@ from .wide_resnet import wide_resnet20 as wide_resnet20
 _MODELS: Registry[Callable[..., nn.Module]] = Registry("model")
 for _build in (
     *(resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, vgg_small),
+    *(resnet18, resnet34),
     *(resnet20_bireal, resnet18_bireal, resnet20_irnet, resnet20_reste, wide_resnet20),
 ):
     _MODELS.add(_build.__name__, _build)

@@ -42,9 +42,9 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, WIDTHS[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        self.layer1 = _stage(WIDTHS[0], WIDTHS[0], blocks, stride=1)
-        self.layer2 = _stage(WIDTHS[0], WIDTHS[1], blocks, stride=2)
-        self.layer3 = _stage(WIDTHS[1], WIDTHS[2], blocks, stride=2)
+        self.layer1 = stage(WIDTHS[0], WIDTHS[0], blocks, stride=1)
+        self.layer2 = stage(WIDTHS[0], WIDTHS[1], blocks, stride=2)
+        self.layer3 = stage(WIDTHS[1], WIDTHS[2], blocks, stride=2)
         # The public code of FSG normalises the pooled features and names the layer so; MetaQuant's networks do not.
         self.bn2 = nn.BatchNorm1d(WIDTHS[2]) if bn_before_fc else None
         self.fc = nn.Linear(WIDTHS[2], num_classes)
@@ -59,7 +59,8 @@ class ResNet(nn.Module):
         return self.fc(x)
 
 
-def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+    """Basic blocks one after the other; the first one changes the shape."""
     first = BasicBlock(in_channels, out_channels, stride)
     return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1)))
 
