@@ -52,6 +52,12 @@ BatchSize = Annotated[int, typer.Option(help="Images a step.", rich_help_panel=_
 Seed = Annotated[
     int, typer.Option(help="Of the initialisation, the order of the images, the rest.", rich_help_panel=_OPTIMIZATION)
 ]
+_EVERY = typer.Option(metavar="INTERVAL", help="500steps, 2epochs, 10min, or several.", rich_help_panel=_OUTPUT)
+_KEEP = typer.Option(help="Checkpoints to keep, the newest ones.", rich_help_panel=_OUTPUT)
+CheckpointEvery = Annotated[str, _EVERY]
+OtherCheckpointEvery = Annotated[str | None, _EVERY]
+Keep = Annotated[int, _KEEP]
+OtherKeep = Annotated[int | None, _KEEP]
 Precision = Annotated[str, typer.Option(help="float32, tf32 (on a GPU) or bf16.", rich_help_panel=_OPTIMIZATION)]
 
 
@@ -198,6 +204,8 @@ def train(
         bool,
         typer.Option("--metrics", help="Also measure ReSTE's indicators and the like.", rich_help_panel=_OUTPUT),
     ] = False,
+    checkpoint_every: CheckpointEvery = "1epoch,5min",
+    keep: Keep = 2,
     device: Device = "auto",
     run: RunOption = None,
     json: Json = False,
@@ -238,6 +246,8 @@ def train(
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
         metrics=metrics,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
     )
     if recipe is not None:
         config = override(RUNS[recipe](), config, given)
@@ -265,6 +275,8 @@ def pretrain(
     batch_size: BatchSize = 128,
     seed: Seed = 0,
     precision: Precision = "float32",
+    checkpoint_every: CheckpointEvery = "1epoch,5min",
+    keep: Keep = 2,
     device: Device = "auto",
     run: RunOption = None,
     json: Json = False,
@@ -288,6 +300,8 @@ def pretrain(
         batch_size=batch_size,
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
+        checkpoint_every=checkpoint_every,
+        keep=keep,
     )
     support.start(config, run, device, data_root, json)
 
@@ -296,14 +310,16 @@ def pretrain(
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")],
     data_root: DataRoot = None,
+    checkpoint_every: OtherCheckpointEvery = None,
+    keep: OtherKeep = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Continue a run from its newest checkpoint."""
+    """Continue a run from its newest checkpoint; options given here hold until it stops again."""
     from . import cli_support as support
 
     support.show_logs()
-    support.resume(run, device, data_root, json)
+    support.resume(run, device, data_root, json, checkpoint_every=checkpoint_every, keep=keep)
 
 
 @app.command("eval")

@@ -125,15 +125,16 @@ def start(config: RunConfig, run: Path | None, device: str, data_root: Path | No
     print_result(trainer.fit(), trainer.run, as_json)
 
 
-def resume(path: Path, device: str, data_root: Path | None, as_json: bool) -> None:
-    """Train a stopped run to its end."""
+def resume(path: Path, device: str, data_root: Path | None, as_json: bool, **changes: Any) -> None:
+    """Train a stopped run to its end; ``changes`` are fields of its config that decide no number (None: as it was)."""
     run = RunFolder.open(path)
     result = run.result()
     if result is not None:
         print(f"{path} is finished already", file=sys.stderr)
         print_result(result, run, as_json)
         return
-    trainer = _trainer(run.config(), device, data_root)
+    given = {name: value for name, value in changes.items() if value is not None}
+    trainer = _trainer(dataclasses.replace(run.config(), **given), device, data_root)
     trainer.run = run
     trainer.resume()
     print_result(trainer.fit(), run, as_json)

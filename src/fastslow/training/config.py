@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from .interval import Interval
+
 Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
 Schedule = Literal["step", "cosine", "restarts", "constant"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -19,7 +21,16 @@ SHIPPED = "shipped"  # the float network that comes with the package
 NONE = "none"
 
 # What the fields may hold. A config also comes back from a JSON file, so types are checked too.
-_WHOLE = {"epochs": 1, "batch_size": 1, "step_epochs": 1, "bits": 1, "holdout": 0, "warmup_epochs": 0, "seed": 0}
+_WHOLE = {
+    "epochs": 1,
+    "batch_size": 1,
+    "step_epochs": 1,
+    "bits": 1,
+    "holdout": 0,
+    "warmup_epochs": 0,
+    "seed": 0,
+    "keep": 1,
+}
 _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
     "lr": (lambda x: 0 < x < math.inf, "a positive learning rate"),
     "weight_decay": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
@@ -38,6 +49,7 @@ _OTHER = (
     ("skip", tuple | list, "a list of patterns"),
     ("augment", bool, "True or False"),
     ("metrics", bool, "True or False"),
+    ("checkpoint_every", str, "a text such as 1epoch,5min"),
 )
 
 
@@ -73,6 +85,10 @@ class RunConfig:
     precision: Precision = "float32"
     metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 
+    # What a run does for its own safety. None of it changes a number, so the key leaves it out.
+    checkpoint_every: str = "1epoch,5min"
+    keep: int = 2  # checkpoints, the newest ones
+
     def __post_init__(self) -> None:
         for name, literal in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Precision)):
             if getattr(self, name) not in get_args(literal):
@@ -92,6 +108,7 @@ class RunConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}: give {what}")
         if not all(isinstance(entry, str) for entry in self.skip):
             raise ValueError(f"skip={self.skip!r}: give a list of patterns")
+        Interval.parse(self.checkpoint_every)
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs}: must be fewer than epochs={self.epochs}")
         object.__setattr__(self, "skip", tuple(self.skip))
@@ -113,7 +130,8 @@ class RunConfig:
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
-        del values["metrics"]  # looking changes no number
+        for name in ("metrics", "checkpoint_every", "keep"):  # neither looking nor saving changes a number
+            del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -24,6 +24,7 @@ from .evaluate import BitWatch, evaluate
 from .finite import TrainingDiverged, broken_output, broken_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
+from .interval import Interval, SaveClock
 from .precision import float32_products
 from .run import WEIGHTS, RunFolder
 from .sinks import Silent, Sink
@@ -46,13 +47,12 @@ class Trainer:
         run: RunFolder | None = None,
         device: torch.device | str = "cpu",
         sink: Sink | None = None,
-        checkpoint_minutes: float = 5.0,
     ) -> None:
         self.config = config
         self.run = run
         self.device = torch.device(device)
         self.sink = sink if sink is not None else Silent()
-        self.checkpoint_seconds = 60 * checkpoint_minutes
+        self._clock = SaveClock(Interval.parse(config.checkpoint_every))
         channels_last = self.device.type == "cuda"
         self.train_batches = Batches(
             dataset.train,
@@ -103,7 +103,6 @@ class Trainer:
         """What is left of the current epoch, its evaluation, its row of metrics, a checkpoint."""
         epoch = len(self.rows)
         start = self.done - epoch * len(self.train_batches)
-        saved_at = time.monotonic()
         began = time.perf_counter()
         for loss in self._steps(epoch, start):
             self._epoch_seconds += time.perf_counter() - began
@@ -113,16 +112,17 @@ class Trainer:
             if stop.received is not None:
                 self.save()
                 self._interrupt(stop.received)
-            if time.monotonic() - saved_at > self.checkpoint_seconds:
+            if self._clock.due_after_step(self.done):
                 self.save()
-                saved_at = time.monotonic()
             began = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             self._epoch_seconds += time.perf_counter() - began
         self._end_epoch(epoch)
-        self.save()
-        if stop.received is not None and len(self.rows) < self.config.epochs:
+        ended = len(self.rows) == self.config.epochs
+        if ended or stop.received is not None or self._clock.due_after_epoch(len(self.rows)):
+            self.save()
+        if stop.received is not None and not ended:
             self._interrupt(stop.received)
 
     def _interrupt(self, signal_number: int) -> None:
@@ -319,7 +319,9 @@ class Trainer:
         """Take a checkpoint, if the run has a folder."""
         if self.run is not None:
             self._check_finite()
+            self.run.checkpoints.keep = self.config.keep
             self.run.checkpoints.save(self.done, self.state_dict())
+            self._clock.saved()
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder."""

@@ -30,9 +30,9 @@ class RunError(ValueError):
 class RunFolder:
     """Reads and writes one run. Nothing that exists is ever overwritten by a new run."""
 
-    def __init__(self, path: str | Path, keep_checkpoints: int = 2) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.checkpoints = Checkpoints(self.path / "checkpoints", keep_checkpoints)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
