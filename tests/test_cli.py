@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,19 @@ def test_none_binarizes_every_layer(call, pictures, tmp_path):
     assert RunFolder.open(tmp_path / "run").config().skip == ()
 
 
+def test_a_tracked_run_is_tracked_when_it_is_resumed(call, pictures, tmp_path):
+    options = [*QUICK, "--data", pictures, "--run", "run", "--track", "tensorboard"]
+    assert call("train", *options).code == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as if it had been stopped at once
+    (tmp_path / "run" / "result.json").unlink()
+    before = set((tmp_path / "run" / "tensorboard").iterdir())
+    assert call("resume", "run", "--track", "none").code == 0
+    assert set((tmp_path / "run" / "tensorboard").iterdir()) == before
+    (tmp_path / "run" / "result.json").unlink()
+    assert call("resume", "run").code == 0
+    assert set((tmp_path / "run" / "tensorboard").iterdir()) > before
+
+
 def test_pretrain_then_train_from_its_weights(call, pictures, tmp_path):
     options = ["--model", "tiny", "--data", pictures, "--epochs", 2, "--batch-size", 9]
     answer = call("pretrain", *options, "--run", "float", "--json")
@@ -394,6 +408,7 @@ BAD: dict[str, tuple[list[object], str]] = {
     "nothing left": (train("--skip", "*"), "nothing to binarize in Tiny: c1: skipped"),
     "device": (train("--device", "gpu"), "--device gpu: no device to train on; use auto, cpu or cuda"),
     "device meta": (train("--device", "meta"), "--device meta: no device to train on"),
+    "track": (train("--track", "tensorbord"), "'tensorbord' is no tracker; choose from tensorboard, wandb, mlflow"),
     "holdout": (train("--holdout", "36"), "holdout must be from 0 to 35, not 36"),
     "holdout below": (train("--holdout", "-1"), "holdout=-1: give a whole number of at least 0"),
     "weights": (train("--weights", "absent.safetensors"), "no weights at "),

@@ -146,7 +146,9 @@ def test_the_imagenet_stem_takes_a_224_pixel_image_to_56_and_the_last_stage_to_7
     model = get_model("resnet18", num_classes=3).eval()
     sides = {}
     for name in ("layer1", "layer2", "layer3", "layer4"):
-        model.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: sides.update({name: out.shape[-1]}))
+        model.get_submodule(name).register_forward_hook(
+            lambda m, i, out, name=name: sides.update({name: out.shape[-1]})
+        )
     with torch.no_grad():
         assert model(torch.randn(1, 3, 224, 224)).shape == (1, 3)
     assert sides == {"layer1": 56, "layer2": 28, "layer3": 14, "layer4": 7}

@@ -59,6 +59,9 @@ OtherCheckpointEvery = Annotated[str | None, _EVERY]
 Keep = Annotated[int, _KEEP]
 OtherKeep = Annotated[int | None, _KEEP]
 Precision = Annotated[str, typer.Option(help="float32, tf32 (on a GPU) or bf16.", rich_help_panel=_OPTIMIZATION)]
+Track = Annotated[
+    str, typer.Option(help="tensorboard, wandb, mlflow: one, or several with commas.", rich_help_panel=_OUTPUT)
+]
 
 
 def main() -> None:
@@ -208,6 +211,7 @@ def train(
     keep: Keep = 2,
     device: Device = "auto",
     run: RunOption = None,
+    track: Track = "none",
     json: Json = False,
 ) -> None:
     """Binarize a network and train it."""
@@ -251,7 +255,7 @@ def train(
     )
     if recipe is not None:
         config = override(RUNS[recipe](), config, given)
-    support.start(config, run, device, data_root, json)
+    support.start(config, run, device, data_root, json, track)
 
 
 @app.command()
@@ -279,6 +283,7 @@ def pretrain(
     keep: Keep = 2,
     device: Device = "auto",
     run: RunOption = None,
+    track: Track = "none",
     json: Json = False,
 ) -> None:
     """Train the float network that binary training starts from; its weights land in RUN/weights.safetensors."""
@@ -303,7 +308,7 @@ def pretrain(
         checkpoint_every=checkpoint_every,
         keep=keep,
     )
-    support.start(config, run, device, data_root, json)
+    support.start(config, run, device, data_root, json, track)
 
 
 @app.command()
@@ -313,13 +318,17 @@ def resume(
     checkpoint_every: OtherCheckpointEvery = None,
     keep: OtherKeep = None,
     device: Device = "auto",
+    track: Annotated[
+        str | None,
+        typer.Option(help="Other trackers than before, or none.", rich_help_panel=_OUTPUT),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint; options given here hold until it stops again."""
     from . import cli_support as support
 
     support.show_logs()
-    support.resume(run, device, data_root, json, checkpoint_every=checkpoint_every, keep=keep)
+    support.resume(run, device, data_root, json, track, checkpoint_every=checkpoint_every, keep=keep)
 
 
 @app.command("eval")

@@ -21,7 +21,8 @@ from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
 from .training.named_weights import PREFIX
 from .training.run import RunFolder
-from .training.sinks import ConsoleSink
+from .training.sinks import ConsoleSink, Sinks
+from .training.tracking import TrackerSink, parse_trackers, tracked_before
 
 log = logging.getLogger("fastslow")
 
@@ -115,17 +116,23 @@ def default_run(config: RunConfig) -> Path:
     return Path("runs") / "-".join([*parts, config.optimizer, f"seed{config.seed}", config.key[:6]])
 
 
-def start(config: RunConfig, run: Path | None, device: str, data_root: Path | None, as_json: bool) -> None:
-    """Train a new run to its end. Its folder appears only when data, model and device are in order."""
+def start(
+    config: RunConfig, run: Path | None, device: str, data_root: Path | None, as_json: bool, track: str = "none"
+) -> None:
+    """Train a new run to its end. Its folder appears only when data, model, trackers and device are in order."""
     path = run if run is not None else default_run(config)
     RunFolder(path).refuse_existing()  # before anything is downloaded
+    trackers = parse_trackers(track)
     trainer = _trainer(config, device, data_root)
     trainer.run = RunFolder.create(path, config)
+    _feed(trackers, trainer)
     log.info("run folder %s; Ctrl-C stops it, `fastslow resume %s` continues it", path, path)
     print_result(trainer.fit(), trainer.run, as_json)
 
 
-def resume(path: Path, device: str, data_root: Path | None, as_json: bool, **changes: Any) -> None:
+def resume(
+    path: Path, device: str, data_root: Path | None, as_json: bool, track: str | None = None, **changes: Any
+) -> None:
     """Train a stopped run to its end; ``changes`` are fields of its config that decide no number (None: as it was)."""
     run = RunFolder.open(path)
     result = run.result()
@@ -134,10 +141,18 @@ def resume(path: Path, device: str, data_root: Path | None, as_json: bool, **cha
         print_result(result, run, as_json)
         return
     given = {name: value for name, value in changes.items() if value is not None}
+    trackers = parse_trackers(",".join(tracked_before(path)) or "none" if track is None else track)
     trainer = _trainer(dataclasses.replace(run.config(), **given), device, data_root)
     trainer.run = run
     trainer.resume()
+    _feed(trackers, trainer)
     print_result(trainer.fit(), run, as_json)
+
+
+def _feed(trackers: list[str], trainer: Trainer) -> None:
+    if trackers:
+        assert trainer.run is not None
+        trainer.sink = Sinks(trainer.sink, TrackerSink(trackers, trainer.run.path, trainer.config))
 
 
 def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:

@@ -46,6 +46,7 @@ class BitWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.flips: dict[str, float] = {}  # of each layer, at the last look
         self._last = self._signs()
 
     def _signs(self) -> list[Tensor]:
@@ -57,10 +58,12 @@ class BitWatch:
         total = sum(sign.numel() for sign in signs)
         if not total:
             return {}
-        flips = sum(int((new != old).sum()) for new, old in zip(signs, self._last, strict=True))
+        flips = [int((new != old).sum()) for new, old in zip(signs, self._last, strict=True)]
+        names = binary_layers(self.model)
+        self.flips = {name: n / sign.numel() for name, n, sign in zip(names, flips, signs, strict=True)}
         plus = sum(int(sign.sum()) for sign in signs)
         self._last = signs
-        return {"flip_ratio": flips / total, "share_plus": plus / total}
+        return {"flip_ratio": sum(flips) / total, "share_plus": plus / total}
 
     def state_dict(self) -> list[Tensor]:
         return self._last

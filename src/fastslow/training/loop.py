@@ -90,14 +90,16 @@ class Trainer:
         """Train to the end, from wherever the run stands; returns the result."""
         if not self.done:
             torch.manual_seed(self.config.seed)  # once more: who knows what was drawn since the trainer was built
-        self.sink.start(self._description(), self.done, self.total_steps)
+        self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
             with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
                 while len(self.rows) < self.config.epochs:
                     self._train_epoch(stop)
+            result = self._finish()
+            self.sink.result(result)
         finally:
             self.sink.close()
-        return self._finish()
+        return result
 
     def _train_epoch(self, stop: StopRequests) -> None:
         """What is left of the current epoch, its evaluation, its row of metrics, a checkpoint."""
@@ -201,6 +203,7 @@ class Trainer:
         if self.run is not None:
             self.run.append_metrics(row)
         self.sink.epoch(row)
+        self.sink.network(row, self.model, self.bits.flips)
 
     def _finish(self) -> dict[str, Any]:
         last = self.rows[-1]

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import nn
 
 
 class Sink(Protocol):
     """What the training loop tells while it runs."""
 
-    def start(self, description: str, done: int, total: int) -> None: ...
+    def start(self, description: str, done: int, total: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Steps done and in all; the rows of the epochs that earlier processes of the run have done."""
+        ...
 
     def step(self, done: int, loss: float | None) -> None: ...
 
     def epoch(self, row: dict[str, Any]) -> None: ...
+
+    def network(self, row: Mapping[str, Any], model: nn.Module, flips: Mapping[str, float]) -> None:
+        """After ``epoch``: the network, the last step's gradients still in place, and each layer's share of flips."""
+        ...
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """The run has reached its end."""
+        ...
 
     def close(self) -> None: ...
 
@@ -25,7 +37,7 @@ class Sink(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def start(self, description: str, done: int, total: int) -> None:
+    def start(self, description: str, done: int, total: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         pass
 
     def step(self, done: int, loss: float | None) -> None:
@@ -34,8 +46,45 @@ class Silent:
     def epoch(self, row: dict[str, Any]) -> None:
         pass
 
+    def network(self, row: Mapping[str, Any], model: nn.Module, flips: Mapping[str, float]) -> None:
+        pass
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        pass
+
     def close(self) -> None:
         pass
+
+
+class Sinks:
+    """Several sinks as one, told in this order."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def start(self, description: str, done: int, total: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        for sink in self._sinks:
+            sink.start(description, done, total, rows)
+
+    def step(self, done: int, loss: float | None) -> None:
+        for sink in self._sinks:
+            sink.step(done, loss)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.epoch(row)
+
+    def network(self, row: Mapping[str, Any], model: nn.Module, flips: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.network(row, model, flips)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.result(result)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
 
 
 class ConsoleSink(Silent):
@@ -47,7 +96,7 @@ class ConsoleSink(Silent):
         self._task = TaskID(0)
         self._shown = 0.0
 
-    def start(self, description: str, done: int, total: int) -> None:
+    def start(self, description: str, done: int, total: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._progress = Progress(
