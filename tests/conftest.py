@@ -17,7 +17,9 @@ torch.set_num_threads(1)
 def _start_alike():
     """Whatever an earlier test or a module's fixture did about threads, or a command about logging, is undone."""
     torch.set_num_threads(1)
-    root = logging.getLogger()
-    for handler in [h for h in root.handlers if type(h) is logging.StreamHandler]:  # a command's, not pytest's own
-        root.removeHandler(handler)
-    root.setLevel(logging.WARNING)
+    for name in (None, "fastslow"):
+        log = logging.getLogger(name)
+        for handler in [h for h in log.handlers if not type(h).__module__.startswith("_pytest")]:  # a command's
+            log.removeHandler(handler)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("fastslow").setLevel(logging.NOTSET)

@@ -146,6 +146,7 @@ def test_train_for_programs(call, pictures, tmp_path):
     assert result is not None
     assert answer.json == {**{key: result[key] for key in list(answer.json)[:-1]}, "run": "runs/first"}
     assert sorted(p.name for p in run.path.iterdir()) == [
+        ".lock",
         "checkpoints",
         "config.json",
         "metrics.jsonl",

@@ -142,11 +142,13 @@ def resume(
         return
     given = {name: value for name, value in changes.items() if value is not None}
     trackers = parse_trackers(",".join(tracked_before(path)) or "none" if track is None else track)
-    trainer = _trainer(dataclasses.replace(run.config(), **given), device, data_root)
-    trainer.run = run
-    trainer.resume()
-    _feed(trackers, trainer)
-    print_result(trainer.fit(), run, as_json)
+    with run.lock:  # from here on: what is read now shall still be so when training starts
+        trainer = _trainer(dataclasses.replace(run.config(), **given), device, data_root)
+        trainer.run = run
+        trainer.resume()
+        _feed(trackers, trainer)
+        result = trainer.fit()
+    print_result(result, run, as_json)
 
 
 def _feed(trackers: list[str], trainer: Trainer) -> None:

@@ -25,7 +25,20 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(path)) from error
-    folder = os.open(path.parent, os.O_RDONLY)
+    _flush_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and its parents, that are still there after a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        _flush_folder(folder.parent)
+
+
+def _flush_folder(path: Path) -> None:
+    """Names, too, are data that a file system writes later."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -12,10 +12,11 @@ from pathlib import Path
 from ..training.build import weights_file
 from ..training.config import NONE
 from ..training.interrupt import StopRequests
+from ..training.lock import Busy
 from ..training.run import RunFolder
 from .plan import PlannedRun
 from .record import failed_record, finished_keys, finished_record, record_path, write_record
-from .worker import Busy, Worker, noted_jobs, resume_command
+from .worker import Worker, noted_jobs, resume_command
 
 DIVERGED = "training diverged"
 
@@ -143,8 +144,8 @@ class Grid:
                 continue
             try:
                 worker = Worker(run, folder, self.command(folder), self.jobs)
-            except Busy:
-                self.outcome.blocked[run.name] = "another process trains it"
+            except Busy as busy:
+                self.outcome.blocked[run.name] = str(busy)
                 continue
             self.active.append(worker)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -10,18 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
 from ..files import write_atomically
 from ..training.run import RunFolder
 from .plan import PlannedRun
 
-_LOG, _LOCK, _GRID = "log.txt", ".lock", "grid.json"
+_LOG, _GRID = "log.txt", "grid.json"
 _STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-
-
-class Busy(Exception):
-    """Another process has the run in hand."""
 
 
 class Worker:
@@ -30,34 +24,23 @@ class Worker:
     def __init__(self, planned: PlannedRun, folder: Path, command: list[str], jobs: int) -> None:
         self.planned = planned
         self.run = _open(folder, planned)
-        lock = self._lock()
-        try:
+        with self.run.lock as lock:
             self._note_jobs(jobs)
             self.epochs_before = self.epochs_done
             self.began = time.monotonic()
             # A process group of its own: Ctrl-C in the terminal reaches the grid, which asks its workers to save. The
             # lock goes to the worker, and lasts as long as it does, even if the grid is killed.
+            descriptor, mark = lock.hand_over()
             with open(folder / _LOG, "ab") as log:
                 self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=_environment(jobs),
+                    env=_environment(jobs) | mark,
                     process_group=0,
-                    pass_fds=(lock.fileno(),),
+                    pass_fds=(descriptor,),
                 )
-        finally:
-            lock.close()
-
-    def _lock(self) -> IO[bytes]:
-        file = open(self.run.path / _LOCK, "wb")  # noqa: SIM115 (the process that is started takes it over)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise Busy(self.planned.name) from error
-        return file
 
     def _note_jobs(self, jobs: int) -> None:
         """The most processes that ever ran beside this run: its seconds mean little if that is more than one."""

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save as save_bytes
 from torch import Tensor
 
-from ..files import write_atomically
+from ..files import make_folder, write_atomically
 
 log = logging.getLogger("fastslow")
 
@@ -125,7 +125,7 @@ class Checkpoints:
         """Write the checkpoint of a step, then drop the oldest; if writing fails, all that was there stays."""
         path = self.folder / f"{_PREFIX}{step:09d}{_SUFFIX}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             save(path, state)
         except OSError as error:
             older = self.paths()

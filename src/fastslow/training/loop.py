@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -88,6 +89,10 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run stands; returns the result."""
+        with nullcontext() if self.run is None else self.run.lock:
+            return self._fit()
+
+    def _fit(self) -> dict[str, Any]:
         if not self.done:
             torch.manual_seed(self.config.seed)  # once more: who knows what was drawn since the trainer was built
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
@@ -329,14 +334,18 @@ class Trainer:
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder."""
         assert self.run is not None
-        if not self.run.checkpoints.paths():
-            self.run.rewind_metrics([])
-            log.info("%s has no checkpoint yet: starting from its beginning", self.run.path)
+        with self.run.lock:
+            self._resume(self.run)
+
+    def _resume(self, run: RunFolder) -> None:
+        if not run.checkpoints.paths():
+            run.rewind_metrics([])
+            log.info("%s has no checkpoint yet: starting from its beginning", run.path)
             return
-        path, state = self.run.checkpoints.load_newest()
+        path, state = run.checkpoints.load_newest()
         try:
             self.load_state_dict(state)
         except (ValueError, LookupError, RuntimeError) as error:
             raise CheckpointError(f"{path} doesn't belong to this run: {error}") from error
-        self.run.rewind_metrics(self.rows)
+        run.rewind_metrics(self.rows)
         log.info("resumed at step %d from %s", self.done, path)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import make_folder, write_atomically
 from .checkpoint import Checkpoints
 from .config import RunConfig
+from .lock import RunLock
 
 _CONFIG, _METRICS, _RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS = "weights.safetensors"  # of the finished network: latent float weights, where it is binary
@@ -33,13 +34,16 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.lock = RunLock(self.path)
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
         folder = cls(path)
         folder.refuse_existing()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder._write(_CONFIG, config.to_dict())
+        make_folder(folder.path)
+        with folder.lock:
+            folder.refuse_existing()  # once more: who looked at the same time has been first
+            folder._write(_CONFIG, config.to_dict())
         return folder
 
     def refuse_existing(self) -> None:
