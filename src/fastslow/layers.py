@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import ops
 from .binarize import Binarizer, sign
 
 if TYPE_CHECKING:
@@ -193,7 +194,9 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):  # pyright: ignore[reportIncompatibl
     """``nn.Conv2d`` that convolves with the binary weight."""
 
     def product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(input, weight, bias)
+        if self.padding_mode != "zeros":
+            return self._conv_forward(input, weight, bias)
+        return ops.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class BinaryLinear(BinaryLayer, nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..data import Batches, Dataset
 from ..indicators import indicators
+from ..ops import fused
 from ..weights import load_strictly, save_weights
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_model
@@ -155,7 +156,7 @@ class Trainer:
     def update(self, x: Tensor, y: Tensor) -> Tensor:
         """Forward, backward, optimizer: all that a CUDA graph captures. Returns the loss, detached."""
         self.model.train()
-        with self._autocast():
+        with self._autocast(), fused(self.device.type == "cuda"):
             logits = self.model(x)
             loss = F.cross_entropy(logits.float(), y)
         if self.device.type == "cpu" and not math.isfinite(float(loss.detach())):

@@ -1,0 +1,20 @@
+"""Where tests of Triton kernels run: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # read when a module with kernels is imported, which `fastslow.ops` does on first use
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+
+def last(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``x`` on the device, channels-last, in the type that a kernel reads."""
+    return x.to(DEVICE, dtype).contiguous(memory_format=torch.channels_last)
