@@ -51,6 +51,14 @@ class Tiny(nn.Module):
         return self.fc(self.drop(F.relu(self.c3(x))).mean((2, 3)))
 
 
+def bare(num_classes: int = 10) -> nn.Module:
+    """Nothing random in training and no BatchNorm: what a batch is split into makes no difference."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, num_classes)),
+    )
+
+
 def small(num_classes: int = 10) -> nn.Module:
     """3,456 binary weights; for images of 16 x 16 pixels."""
     return nn.Sequential(
@@ -64,6 +72,7 @@ def small(num_classes: int = 10) -> nn.Module:
 if "tiny" not in models.list_models():
     models._MODELS.add("tiny", Tiny)
     models._MODELS.add("small", small)
+    models._MODELS.add("bare", bare)
 
 
 def images(n: int, seed: int, size: int = 8, classes: int = 10) -> ImageSet:
@@ -85,7 +94,7 @@ def config(method: str | None = "ste", **fields: Any) -> RunConfig:
     """Five steps an epoch, the rest of the 44 images is dropped."""
     known = METHODS.get(method or "", {})
     defaults: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 1e-2, "schedule": "cosine", "method_fields": known}
-    return RunConfig(model="tiny", data="tiny", method=method, **{**defaults, **fields})
+    return RunConfig(data="tiny", method=method, **{"model": "tiny", **defaults, **fields})
 
 
 def trainer(config: RunConfig, run: Path | None = None, **fields: Any) -> Trainer:

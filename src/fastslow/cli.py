@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn, cast
@@ -78,7 +79,9 @@ def main() -> None:
     except OSError as error:
         named = error.strerror is not None and error.filename is not None
         _fail(f"{error.filename}: {error.strerror}" if named else str(error))
-    except (ValueError, ArithmeticError, MemoryError) as error:
+    except ArithmeticError as error:
+        _fail(str(error), shared=True)
+    except (ValueError, MemoryError) as error:
         _fail(str(error) or "out of memory")
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, of a GPU
@@ -102,14 +105,17 @@ def _run(arguments: list[str]) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastslow")
         _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`")  # pyright: ignore[reportAttributeAccessIssue]
     except Interrupted as stop:
-        _fail(str(stop), stop.exit_code)
+        _fail(str(stop), stop.exit_code, shared=True)
     if code == 130:
         _fail("interrupted", 130)
     return code if isinstance(code, int) else 0
 
 
-def _fail(sentence: str, code: int = 2) -> NoReturn:
-    print("fastslow: " + " ".join(sentence.split()), file=sys.stderr)
+def _fail(sentence: str, code: int = 2, shared: bool = False) -> NoReturn:
+    """Say it and leave. Of several processes each says its own; what happens to all of them the first one says."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0" or not shared:
+        print(f"fastslow{'' if rank == '0' else f' (rank {rank})'}: " + " ".join(sentence.split()), file=sys.stderr)
     sys.exit(code)
 
 

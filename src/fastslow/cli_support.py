@@ -9,6 +9,7 @@ import logging
 import shutil
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from .training.build import method_fields, shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
 from .training.named_weights import PREFIX
-from .training.run import RunFolder
-from .training.sinks import ConsoleSink, Sinks
+from .training.ranks import Ranks, joined, restarted
+from .training.run import RunError, RunFolder
+from .training.sinks import ConsoleSink, Silent, Sinks
 from .training.tracking import TrackerSink, parse_trackers, tracked_before
 
 log = logging.getLogger("fastslow")
@@ -121,48 +123,79 @@ def start(
 ) -> None:
     """Train a new run to its end. Its folder appears only when data, model, trackers and device are in order."""
     path = run if run is not None else default_run(config)
-    RunFolder(path).refuse_existing()  # before anything is downloaded
     trackers = parse_trackers(track)
-    trainer = _trainer(config, device, data_root)
-    trainer.run = RunFolder.create(path, config)
-    _feed(trackers, trainer)
-    log.info("run folder %s; Ctrl-C stops it, `fastslow resume %s` continues it", path, path)
-    print_result(trainer.fit(), trainer.run, as_json)
+    with joined(choose_device(device)) as (ranks, chosen):
+        if ranks.from_first(restarted() and _holds(path, config)):  # torchrun gives its command again after a failure
+            _resume(path, ranks, chosen, data_root, as_json, track)
+            return
+        if ranks.first:
+            RunFolder(path).refuse_existing()  # before anything is downloaded
+        trainer = _trainer(config, ranks, chosen, data_root)
+        if ranks.first:
+            trainer.run = RunFolder.create(path, config)
+            log.info("run folder %s; Ctrl-C stops it, `fastslow resume %s` continues it", path, path)
+        _fit(trainer, trackers, as_json)
 
 
 def resume(
     path: Path, device: str, data_root: Path | None, as_json: bool, track: str | None = None, **changes: Any
 ) -> None:
     """Train a stopped run to its end; ``changes`` are fields of its config that decide no number (None: as it was)."""
-    run = RunFolder.open(path)
-    result = run.result()
-    if result is not None:
+    with joined(choose_device(device)) as (ranks, chosen):
+        _resume(path, ranks, chosen, data_root, as_json, track, **changes)
+
+
+def _resume(
+    path: Path,
+    ranks: Ranks,
+    device: torch.device,
+    data_root: Path | None,
+    as_json: bool,
+    track: str | None,
+    **changes: Any,
+) -> None:
+    # Of several processes only the first looks into the folder: the others may be on another machine.
+    run = RunFolder.open(path) if ranks.first else None
+    result, config = ranks.from_first((run.result(), run.config()) if run is not None else None)
+    if run is not None and result is not None:
         print(f"{path} is finished already", file=sys.stderr)
         print_result(result, run, as_json)
+    if result is not None:
         return
     given = {name: value for name, value in changes.items() if value is not None}
     trackers = parse_trackers(",".join(tracked_before(path)) or "none" if track is None else track)
-    with run.lock:  # from here on: what is read now shall still be so when training starts
-        trainer = _trainer(dataclasses.replace(run.config(), **given), device, data_root)
+    with run.lock if run is not None else nullcontext():  # what is read now shall still be so when training starts
+        trainer = _trainer(dataclasses.replace(config, **given), ranks, device, data_root)
         trainer.run = run
         trainer.resume()
-        _feed(trackers, trainer)
-        result = trainer.fit()
-    print_result(result, run, as_json)
+        _fit(trainer, trackers, as_json)
 
 
-def _feed(trackers: list[str], trainer: Trainer) -> None:
-    if trackers:
-        assert trainer.run is not None
+def _fit(trainer: Trainer, trackers: list[str], as_json: bool) -> None:
+    """Train to the end; only the first of several processes has a run folder, trackers and something to say."""
+    if trackers and trainer.run is not None:
         trainer.sink = Sinks(trainer.sink, TrackerSink(trackers, trainer.run.path, trainer.config))
+    result = trainer.fit()
+    if trainer.run is not None:
+        print_result(result, trainer.run, as_json)
 
 
-def _trainer(config: RunConfig, device: str, data_root: Path | None) -> Trainer:
-    chosen = choose_device(device)
+def _holds(path: Path, config: RunConfig) -> bool:
+    """Whether a folder holds a run of just this config."""
+    try:
+        return RunFolder.open(path).config() == config
+    except RunError:
+        return False
+
+
+def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: Path | None) -> Trainer:
+    if not ranks.first:
+        log.setLevel(logging.WARNING)  # the first one says it for all
     if config.method is not None:
         get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
-    dataset = data.load(config.data, data_root, holdout=config.holdout)
-    return Trainer(config, dataset, device=chosen, sink=ConsoleSink())
+    with ranks.one_first():
+        dataset = data.load(config.data, data_root, holdout=config.holdout)
+    return Trainer(config, dataset, device=device, ranks=ranks, sink=ConsoleSink() if ranks.first else Silent())
 
 
 def check_classes(model: torch.nn.Module, dataset: data.Dataset) -> None:

@@ -7,7 +7,7 @@ the middle of an epoch can be resumed without replaying its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ class Batches:
     """Batches `(x, y)` of an image set: x float32 and normalised, y int64, both on `device`.
 
     With `augment` an image is shifted by up to four pixels and mirrored in half of the cases. `augment=False,
-    shuffle=False` is the evaluation pass. Images are channels-first in memory unless `channels_last`.
+    shuffle=False` is the evaluation pass. Images are channels-first in memory unless `channels_last`. `share` is the
+    part of a batch of n images that this process gets, where several share each batch.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Batches:
         device: torch.device | str = "cpu",
         drop_last: bool = False,
         channels_last: bool = False,
+        share: Callable[[int], slice] = slice,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -71,6 +73,7 @@ class Batches:
         self.augment = augment
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.share = share
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._mean = torch.tensor(image_set.mean, device=device)
         self._std = torch.tensor(image_set.std, device=device)
@@ -108,8 +111,15 @@ class Batches:
         images, labels = self.image_set.images, self.image_set.labels
         indices, shifts, flips = (part.to(images.device) for part in self.plan(epoch))
         for batch in range(start, len(self)):
-            part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+            part = part_of_batch(batch, self.batch_size, len(indices), self.share)
             yield self.gather(indices[part], shifts[part], flips[part]), labels[indices[part]]
+
+
+def part_of_batch(batch: int, batch_size: int, images: int, share: Callable[[int], slice]) -> slice:
+    """Where this process finds its images of a batch in the order of the epoch."""
+    first = batch * batch_size
+    mine = share(min(batch_size, images - first))
+    return slice(first + (mine.start or 0), first + mine.stop)
 
 
 def _generator(seed: int, epoch: int, stream: int) -> torch.Generator:

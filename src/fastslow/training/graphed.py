@@ -24,6 +24,8 @@ def why_not(trainer: Trainer) -> str | None:
     """Why a trainer's step can't be captured, or None if it can."""
     if trainer.device.type != "cuda":
         return "the device is no CUDA GPU"
+    if trainer.ranks.size > 1:
+        return "the processes exchange their gradients in the middle of it"
     if isinstance(trainer.optimizer, BinaryOptimizer):
         for driver in trainer.optimizer.drivers:
             if not driver.graph_safe:

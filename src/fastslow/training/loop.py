@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
 from .interval import Interval, SaveClock
 from .precision import float32_products
+from .ranks import ALONE, Ranks, check_together, joint_batch_norm
 from .run import WEIGHTS, RunFolder
 from .sinks import Silent, Sink
 
@@ -39,6 +41,9 @@ class Trainer:
 
     >>> trainer = Trainer(config, data.load("mini"), run=RunFolder.create("runs/first", config))
     >>> result = trainer.fit()
+
+    With other ``ranks`` (:mod:`fastslow.training.ranks`) each of them builds the same trainer and computes its share of
+    every batch; only the first one's has a ``run`` folder.
     """
 
     def __init__(
@@ -49,8 +54,10 @@ class Trainer:
         run: RunFolder | None = None,
         device: torch.device | str = "cpu",
         sink: Sink | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self.ranks = ranks
         self.run = run
         self.device = torch.device(device)
         self.sink = sink if sink is not None else Silent()
@@ -65,15 +72,19 @@ class Trainer:
             device=self.device,
             drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
             channels_last=channels_last,
+            share=ranks.share,
         )
         self.test_batches = Batches(dataset.test, 500, device=self.device, channels_last=channels_last)
         self.model: nn.Module = build_model(config, len(dataset.train.classes)).to(self.device)
         if channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        check_together(config, self.train_batches.batch_size, ranks)
+        self.model = joint_batch_norm(self.model, ranks, self.device)
         self.total_steps = config.epochs * len(self.train_batches)
         self.optimizer = build_base_optimizer(config, self.model, capturable=self.device.type == "cuda")
         if config.method is not None:
             self.optimizer = wrap(self.model, self.optimizer, total_steps=self.total_steps, epochs=config.epochs)
+        self._network = ranks.parallel(self.model, self.device)
         self.bits = BitWatch(self.model)
         self.done = 0  # optimizer steps
         self.rows: list[dict[str, Any]] = []  # one an epoch
@@ -82,7 +93,7 @@ class Trainer:
         self._epoch_seconds = 0.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        torch.manual_seed(config.seed)  # for what is random in a forward pass, the same for every method
+        torch.manual_seed(ranks.seed(config.seed))  # for what is random in a forward pass, the same for every method
         reason = why_not(self)
         self._graphed = GraphedSteps(self) if reason is None else None
         if reason is not None and self.device.type == "cuda":
@@ -95,7 +106,7 @@ class Trainer:
 
     def _fit(self) -> dict[str, Any]:
         if not self.done:
-            torch.manual_seed(self.config.seed)  # once more: who knows what was drawn since the trainer was built
+            torch.manual_seed(self.ranks.seed(self.config.seed))  # once more: who knows what was drawn since
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
             with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
@@ -117,10 +128,11 @@ class Trainer:
             if loss is not None and not math.isfinite(loss):
                 self._diverged(f"the loss is {loss} at step {self.done}")
             self.sink.step(self.done, loss)
-            if stop.received is not None:
+            signal_number, due = self.ranks.largest(stop.received or 0, self._clock.due_after_step(self.done))
+            if signal_number:
                 self.save()
-                self._interrupt(stop.received)
-            if self._clock.due_after_step(self.done):
+                self._interrupt(signal_number)
+            if due:
                 self.save()
             began = time.perf_counter()
         if self.device.type == "cuda":
@@ -128,10 +140,11 @@ class Trainer:
             self._epoch_seconds += time.perf_counter() - began
         self._end_epoch(epoch)
         ended = len(self.rows) == self.config.epochs
-        if ended or stop.received is not None or self._clock.due_after_epoch(len(self.rows)):
+        signal_number, due = self.ranks.largest(stop.received or 0, self._clock.due_after_epoch(len(self.rows)))
+        if ended or signal_number or due:
             self.save()
-        if stop.received is not None and not ended:
-            self._interrupt(stop.received)
+        if signal_number and not ended:
+            self._interrupt(signal_number)
 
     def _interrupt(self, signal_number: int) -> None:
         raise Interrupted(signal_number, self.done, self.run.path if self.run is not None else None)
@@ -149,7 +162,8 @@ class Trainer:
         self.set_learning_rate()
         loss = self.update(x, y)
         # On a GPU reading the loss would stall the queue: look now and then.
-        value = float(loss) if self.device.type == "cpu" or self.done % LOOK_EVERY == 0 else None
+        look = self.device.type == "cpu" or self.done % LOOK_EVERY == 0
+        value = self._joint(loss, len(y)) if look else None
         self.done += 1
         return value
 
@@ -157,16 +171,22 @@ class Trainer:
         """Forward, backward, optimizer: all that a CUDA graph captures. Returns the loss, detached."""
         self.model.train()
         with self._autocast(), fused(self.device.type == "cuda"):
-            logits = self.model(x)
+            logits = self._network(x)
             loss = F.cross_entropy(logits.float(), y)
-        if self.device.type == "cpu" and not math.isfinite(float(loss.detach())):
-            self._diverged(f"the loss is {float(loss.detach())} at step {self.done + 1}", x)
+        if self.device.type == "cpu" and not math.isfinite(value := self._joint(loss.detach(), len(y))):
+            self._diverged(f"the loss is {value} at step {self.done + 1}", x)
         self.optimizer.zero_grad()
-        loss.backward()
+        # The ranks' gradients are averaged: with shares of different sizes that is not yet the mean over the batch.
+        weight = len(y) * self.ranks.size / self.train_batches.batch_size
+        (loss if weight == 1 else weight * loss).backward()
         self.optimizer.step()
         self._loss_sum += loss.detach() * len(y)
         self._correct += (logits.detach().argmax(1) == y).sum()
         return loss.detach()
+
+    def _joint(self, loss: Tensor, count: int) -> float:
+        """The loss of the whole batch, from this rank's of its share."""
+        return self.ranks.sum(float(loss) * count / self.train_batches.batch_size)
 
     def set_learning_rate(self) -> None:
         lr = self.config.learning_rate(self.done, len(self.train_batches))
@@ -182,13 +202,25 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _end_epoch(self, epoch: int) -> None:
+        self.ranks.collect(self._loss_sum, self._correct)
+        self.rows.append(self.ranks.from_first(self._row(epoch) if self.ranks.first else None))
+        self._loss_sum.zero_()
+        self._correct.zero_()
+        self._seconds += self._epoch_seconds
+        self._epoch_seconds = 0.0
+        if self.run is not None:
+            self.run.append_metrics(self.rows[-1])
+        self.sink.epoch(self.rows[-1])
+        self.sink.network(self.rows[-1], self.model, self.bits.flips)
+
+    def _row(self, epoch: int) -> dict[str, Any]:
         shown = len(self.train_batches) * self.train_batches.batch_size
         train_loss = float(self._loss_sum) / shown
         if not math.isfinite(train_loss):
             self._diverged(f"the loss is {train_loss} in the epoch that ends at step {self.done}")
         self._check_finite()
         test = evaluate(self.model, self.test_batches)
-        row = {
+        return {
             "epoch": epoch + 1,
             "step": self.done,
             "lr": self.config.learning_rate(self.done - 1, len(self.train_batches)),
@@ -201,15 +233,6 @@ class Trainer:
             **self._indicators(epoch),
             "seconds": round(self._epoch_seconds, 3),
         }
-        self._seconds += self._epoch_seconds
-        self._epoch_seconds = 0.0
-        self._loss_sum.zero_()
-        self._correct.zero_()
-        self.rows.append(row)
-        if self.run is not None:
-            self.run.append_metrics(row)
-        self.sink.epoch(row)
-        self.sink.network(row, self.model, self.bits.flips)
 
     def _finish(self) -> dict[str, Any]:
         last = self.rows[-1]
@@ -227,7 +250,7 @@ class Trainer:
             "seconds": round(self._seconds, 3),
             "config": self.config.to_dict(),
             "key": self.config.key,
-            "conditions": conditions(self.device),
+            "conditions": conditions(self.device) | ({"processes": self.ranks.size} if self.ranks.size > 1 else {}),
             "curve": self.rows,
         }
         if self.run is not None:
@@ -284,6 +307,18 @@ class Trainer:
             "correct": self._correct,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            **self._states_of_ranks(),
+        }
+
+    def _states_of_ranks(self) -> dict[str, Any]:
+        """The random numbers of the other ranks, if there are any. All of them take part in a ``state_dict``."""
+        self.ranks.collect(self._loss_sum, self._correct)
+        if self.ranks.size == 1:
+            return {}
+        cuda = self.device.type == "cuda"
+        return {
+            "rank_rng": self.ranks.gather(torch.get_rng_state()),
+            "rank_cuda_rng": self.ranks.gather(torch.cuda.get_rng_state(self.device)) if cuda else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -305,11 +340,23 @@ class Trainer:
         self._metrics = state["metrics"]
         self._seconds = state["seconds"]
         self._epoch_seconds = state["epoch_seconds"]
-        self._loss_sum.copy_(state["loss_sum"])
-        self._correct.copy_(state["correct"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        if self.ranks.first:  # of all ranks together
+            self._loss_sum.copy_(state["loss_sum"])
+            self._correct.copy_(state["correct"])
+        self._load_random_numbers(state)
+
+    def _load_random_numbers(self, state: dict[str, Any]) -> None:
+        """Those of this rank. A run that goes on with another number of ranks starts new ones for all but the first."""
+        rng, cuda_rng = state["rng"], state["cuda_rng"]
+        if not self.ranks.first:
+            if len(state.get("rank_rng", ())) != self.ranks.size:
+                torch.manual_seed(self.ranks.seed(self.config.seed + self.done))
+                return
+            rng, cuda_rng = state["rank_rng"][self.ranks.rank], state["rank_cuda_rng"]
+            cuda_rng = None if cuda_rng is None else cuda_rng[self.ranks.rank]
+        torch.set_rng_state(rng)
+        if cuda_rng is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda_rng, self.device)
 
     def _restore_placement(self, rates: list[Any]) -> None:
         """Put a loaded optimizer state where a captured step wants it, which torch leaves as it was in the file.
@@ -326,27 +373,36 @@ class Trainer:
 
     def save(self) -> None:
         """Take a checkpoint, if the run has a folder."""
+        if self.run is None and self.ranks.size == 1:
+            return
+        self._check_finite()
+        state = self.state_dict()
         if self.run is not None:
-            self._check_finite()
             self.run.checkpoints.keep = self.config.keep
-            self.run.checkpoints.save(self.done, self.state_dict())
-            self._clock.saved()
+            self.run.checkpoints.save(self.done, state)
+        self._clock.saved()
 
     def resume(self) -> None:
-        """Go back to the newest checkpoint of the run's folder."""
-        assert self.run is not None
-        with self.run.lock:
-            self._resume(self.run)
+        """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""
+        with nullcontext() if self.run is None else self.run.lock:
+            self._resume()
 
-    def _resume(self, run: RunFolder) -> None:
-        if not run.checkpoints.paths():
-            run.rewind_metrics([])
-            log.info("%s has no checkpoint yet: starting from its beginning", run.path)
+    def _resume(self) -> None:
+        path, state = self.ranks.from_first(self._newest() if self.run is not None else None)
+        if path is None:
             return
-        path, state = run.checkpoints.load_newest()
         try:
             self.load_state_dict(state)
         except (ValueError, LookupError, RuntimeError) as error:
             raise CheckpointError(f"{path} doesn't belong to this run: {error}") from error
-        run.rewind_metrics(self.rows)
+        if self.run is not None:
+            self.run.rewind_metrics(self.rows)
         log.info("resumed at step %d from %s", self.done, path)
+
+    def _newest(self) -> tuple[Path | None, Any]:
+        assert self.run is not None
+        if self.run.checkpoints.paths():
+            return self.run.checkpoints.load_newest()
+        self.run.rewind_metrics([])
+        log.info("%s has no checkpoint yet: starting from its beginning", self.run.path)
+        return None, None
