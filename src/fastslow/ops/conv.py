@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .switch import LAST, channels_last, is_fused, on_current_device, trusted
+from .switch import LAST, ceil, channels_last, is_fused, launch, on_current_device, trusted
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]
 
 # Wider layers have enough rows and columns to fill a GPU without splitting the sum: they are left to cuDNN.
 _WIDEST = 64
@@ -100,23 +100,21 @@ class _Conv(torch.autograd.Function):
 
 def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The gradient of the weight, written into ``out``; all three channels-last."""
-    import triton
-
     from . import conv_kernels
 
     (CO, CI, KH, KW), (H, W), (OH, OW) = out.shape, x.shape[2:], dy.shape[2:]
     positions, columns = dy.numel() // CO, KH * KW * CI
     plan = _Plan(positions, CO, CI, KH * KW)
     partial = torch.empty(plan.splits, CO * columns, dtype=torch.float32, device=x.device)
-    conv_kernels.weight_gradient[plan.splits, triton.cdiv(CO, plan.BM), triton.cdiv(columns, plan.BN * plan.tiles)](
-        x, dy, partial, positions, H=H, W=W, OH=OH, OW=OW, CI=CI, CO=CO, KH=KH, KW=KW,
-        SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], DH=dilation[0], DW=dilation[1],
-        BM=plan.BM, BN=plan.BN, BK=_POSITIONS, TILES=plan.tiles, ROUNDS=plan.rounds,
-        PRECISION="tf32" if x.dtype == torch.float32 else "ieee", num_warps=4, num_stages=1,
-    )  # fmt: skip
-    conv_kernels.sum_partials[(triton.cdiv(CO * columns, _COLUMNS),)](
-        partial, out, CO * columns, SPLITS=plan.splits, ROWS=64, COLUMNS=_COLUMNS, num_warps=4
-    )
+    image = {"H": H, "W": W, "OH": OH, "OW": OW, "CI": CI, "CO": CO, "KH": KH, "KW": KW}
+    moves = zip(("SH", "SW", "PH", "PW", "DH", "DW"), (*stride, *padding, *dilation), strict=True)
+    precision = "tf32" if x.dtype == torch.float32 else "ieee"
+    grid = (plan.splits, ceil(CO, plan.BM), ceil(columns, plan.BN * plan.tiles))
+    constants = {**image, **dict(moves), **plan.shape, "PRECISION": precision}
+    launch(conv_kernels.weight_gradient, grid, x, dy, partial, positions, **constants)
+    adders = (ceil(CO * columns, _COLUMNS),)
+    size = {"SPLITS": plan.splits, "ROWS": 64, "COLUMNS": _COLUMNS}
+    launch(conv_kernels.sum_partials, adders, partial, out, CO * columns, **size)
     return out
 
 
@@ -135,18 +133,24 @@ class _Plan:
             self.BM, self.BN, most, programs = 16, 32, 5, 4 * _MULTIPROCESSORS
         else:
             self.BM, self.BN, most, programs = 16, 16, 1, 4 * _MULTIPROCESSORS
-        total = -(-columns // self.BN)
-        groups = -(-total // most)  # as many tiles a program as its registers hold, evenly
-        self.tiles = -(-total // groups)
+        total = ceil(columns, self.BN)
+        groups = ceil(total, most)  # as many tiles a program as its registers hold, evenly
+        self.tiles = ceil(total, groups)
         room = max(1, _WORKSPACE // (4 * CO * columns))
         wanted = max(1, programs // (groups * (CO // self.BM)))
-        steps = -(-positions // _POSITIONS)
-        self.rounds = -(-steps // min(room, wanted))
-        self.splits = -(-steps // self.rounds)
+        steps = ceil(positions, _POSITIONS)
+        self.rounds = ceil(steps, min(room, wanted))
+        self.splits = ceil(steps, self.rounds)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The kernel's constants; without stages, since loads that go around the cache would be slower here."""
+        tile = {"BM": self.BM, "BN": self.BN, "BK": _POSITIONS, "TILES": self.tiles, "ROUNDS": self.rounds}
+        return {**tile, "num_warps": 4, "num_stages": 1}
 
 
 def agrees(dtype: torch.dtype, device: torch.device) -> bool:
-    """The weight gradient against torch's own, on whole numbers, which no rounding of factors or order of sums changes."""
+    """The weight gradient against torch's own, on whole numbers: neither rounding nor order changes their sums."""
     generator = torch.Generator().manual_seed(0)
     for shape, (CO, CI, size), (stride, padding) in (
         ((3, 16, 9, 9), (16, 16, 3), (1, 1)),

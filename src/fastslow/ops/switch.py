@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,15 @@ def on_current_device(x: Tensor) -> bool:
 
 def channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=LAST)
+
+
+def ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *tensors: Tensor | float | None, **constants: Any) -> None:
+    """Start a Triton kernel, whose parameters a type checker takes for what they are inside it."""
+    kernel[grid](*tensors, **constants)
 
 
 @functools.cache
