@@ -94,7 +94,7 @@ def config(method: str | None = "ste", **fields: Any) -> RunConfig:
     """Five steps an epoch, the rest of the 44 images is dropped."""
     known = METHODS.get(method or "", {})
     defaults: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 1e-2, "schedule": "cosine", "method_fields": known}
-    return RunConfig(data="tiny", method=method, **{"model": "tiny", **defaults, **fields})
+    return RunConfig(method=method, **{"model": "tiny", "data": "tiny", **defaults, **fields})
 
 
 def trainer(config: RunConfig, run: Path | None = None, **fields: Any) -> Trainer:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .deploy.engine import load_packed as load_packed
     from .deploy.pack import Packed as Packed
     from .deploy.pack import pack as pack
+    from .hub import from_pretrained as from_pretrained
+    from .hub import push_to_hub as push_to_hub
     from .methods import Method as Method
     from .methods import get_method as get_method
     from .methods import list_methods as list_methods
@@ -44,6 +46,7 @@ _HOME = {
     "convert": ("Conversion", "binarize_", "binary_layers", "first_and_last", "freeze"),
     "deploy.engine": ("Engine", "load_packed"),
     "deploy.pack": ("Packed", "pack"),
+    "hub": ("from_pretrained", "push_to_hub"),
     "methods": ("Method", "get_method", "list_methods", "register_method"),
     "training.config": ("RunConfig",),
     "training.loop": ("Trainer",),

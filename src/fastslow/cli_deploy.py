@@ -1,4 +1,4 @@
-"""The commands that ship a network: ``fastslow pack``, ``fastslow export``, ``fastslow bench``."""
+"""The commands that ship a network: ``fastslow pack``, ``export``, ``bench``, ``push``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(pack)
     app.command()(export)
     app.command()(bench)
+    app.command()(push)
 
 
 def pack(
@@ -79,3 +80,23 @@ def bench(
         print_json(asdict(report))
     else:
         print(format_report(report))
+
+
+def push(
+    source: Annotated[Path, typer.Argument(help="Folder of a finished run, or a packed file.")],
+    repo: Annotated[str, typer.Argument(help="Its name on the hub: user/name.")],
+    private: Annotated[bool, typer.Option(help="Make a new repository private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to commit to (default: main).")] = None,
+    licence: Annotated[str | None, typer.Option(help="Of the model, as the hub spells it: mit.")] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    json: Json = False,
+) -> None:
+    """Put a trained network on the Hugging Face hub, with a model card; log in first: `hf auth login`."""
+    from .cli_support import print_json
+    from .hub import push_to_hub
+
+    address = push_to_hub(source, repo, private=private, revision=revision, message=message, licence=licence)
+    if json:
+        print_json({"repo": repo, "commit": address})
+    else:
+        print(address)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from . import data as datasets
 from .deploy.pack import Packed, pack
 from .report.load import load_trained
+from .training.build import build_model
+from .training.config import NONE, RunConfig
 from .training.run import RunFolder
+from .weights import load_strictly, load_weights
 
 
 def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
@@ -19,6 +27,8 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
         raise ValueError(f"{run} trained a float network: there are no bits to pack; train it with --method")
     images = datasets.load(config.data).test
     found = RunFolder.open(run).result() or {}
+    if found:
+        found["config"] = published(found["config"])
     keys = ("test_accuracy", "best_test_accuracy", "metric", "n_test", "seconds", "key", "config", "conditions")
     return pack(
         network,
@@ -30,3 +40,22 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
         classes=images.classes,
         result={key: found[key] for key in keys if key in found},
     )
+
+
+def published(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as strangers may read it: of folders and files on this machine, the last name."""
+    data, weights = config["data"], config["weights"]
+    if data.startswith("folder:"):
+        data = f"folder:{Path(data.removeprefix('folder:')).name}"
+    return {**config, "data": data, "weights": Path(weights).name}
+
+
+def load_shipped(config_file: Path, weights_file: Path, classes: int) -> nn.Module:
+    """The binary torch network of a run that was shipped as these two files; it needs no data set."""
+    try:
+        config = RunConfig.from_dict(json.loads(config_file.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{config_file.name} is no config of a run: {error}") from error
+    network = build_model(dataclasses.replace(config, weights=NONE), classes)
+    load_strictly(network, load_weights(weights_file), weights_file.name)
+    return network.eval()
