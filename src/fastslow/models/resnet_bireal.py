@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import norm_act
 from .resnet_cifar import kaiming_
 
 Activation = Literal["hardtanh", "maxout"]
@@ -77,32 +78,32 @@ class BiRealBlock(Block):
         self.act2 = _activation(activation, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.act1(self.bn1(self.conv1(x)) + self.shortcut(x))
-        return self.act2(self.bn2(self.conv2(x)) + x)
+        x = self.act1(norm_act(self.bn1, self.conv1(x), self.shortcut(x), relu=False))
+        return self.act2(norm_act(self.bn2, self.conv2(x), x, relu=False))
 
 
 class SingleBlock(Block):
     """The block of He et al., with option A."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+        y = norm_act(self.bn1, self.conv1(x))
+        return norm_act(self.bn2, self.conv2(y), self.shortcut(x))
 
 
 class ReSTEBlock(Block):
     """Activation before BatchNorm, none after the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(F.relu(self.conv1(x)))
-        return self.bn2(F.relu(self.conv2(y))) + self.shortcut(x)
+        y = norm_act(self.bn1, F.relu(self.conv1(x)), relu=False)
+        return norm_act(self.bn2, F.relu(self.conv2(y)), self.shortcut(x), relu=False)
 
 
 class ReSTEBiRealBlock(Block):
     """The same with a shortcut around each convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.bn1(F.relu(self.conv1(x))) + self.shortcut(x)
-        return self.bn2(F.relu(self.conv2(x))) + x
+        x = norm_act(self.bn1, F.relu(self.conv1(x)), self.shortcut(x), relu=False)
+        return norm_act(self.bn2, F.relu(self.conv2(x)), x, relu=False)
 
 
 class OptionAResNet(nn.Module):
@@ -133,7 +134,8 @@ class OptionAResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        x = self.bn1(F.relu(x)) if self.kind in (ReSTEBlock, ReSTEBiRealBlock) else self.act1(self.bn1(x))
+        before = F.relu(x) if self.kind in (ReSTEBlock, ReSTEBiRealBlock) else x
+        x = self.act1(norm_act(self.bn1, before, relu=False))
         x = self.bn2(self.stages(x).mean((2, 3)))
         return self.fc(F.relu(x) if self.kind is SingleBlock else x)
 

@@ -7,8 +7,9 @@ global average pool and one linear layer. Where the shape changes the shortcut i
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..ops import norm_act
 
 WIDTHS = (16, 32, 64)
 
@@ -30,9 +31,12 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(x)) + shortcut)
+        shortcut = x
+        if self.downsample is not None:
+            conv, bn = self.downsample
+            shortcut = norm_act(bn, conv(x), relu=False)  # pyright: ignore[reportArgumentType]
+        x = norm_act(self.bn1, self.conv1(x))
+        return norm_act(self.bn2, self.conv2(x), shortcut)
 
 
 class ResNet(nn.Module):
@@ -51,7 +55,7 @@ class ResNet(nn.Module):
         kaiming_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = norm_act(self.bn1, self.conv1(x))
         x = self.layer3(self.layer2(self.layer1(x)))
         x = x.mean((2, 3))
         if self.bn2 is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import norm_act
 from .resnet_cifar import kaiming_, stage
 
 
@@ -27,7 +28,7 @@ class ImageNetResNet(nn.Module):
         kaiming_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, padding=1)
+        x = F.max_pool2d(norm_act(self.bn1, self.conv1(x)), 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((2, 3)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import norm_act
 from .resnet_cifar import kaiming_
 
 
@@ -27,12 +28,12 @@ class VGGSmall(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # The pool comes before BatchNorm and activation: after a binary activation nearly every maximum would be +1.
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = F.relu(self.bn2(F.max_pool2d(self.conv2(x), 2)))
-        x = F.relu(self.bn3(self.conv3(x)))
-        x = F.relu(self.bn4(F.max_pool2d(self.conv4(x), 2)))
-        x = F.relu(self.bn5(self.conv5(x)))
-        x = F.relu(self.bn6(F.max_pool2d(self.conv6(x), 2)))
+        x = norm_act(self.bn1, self.conv1(x))
+        x = norm_act(self.bn2, F.max_pool2d(self.conv2(x), 2))
+        x = norm_act(self.bn3, self.conv3(x))
+        x = norm_act(self.bn4, F.max_pool2d(self.conv4(x), 2))
+        x = norm_act(self.bn5, self.conv5(x))
+        x = norm_act(self.bn6, F.max_pool2d(self.conv6(x), 2))
         return self.fc(x.flatten(1))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import norm_act
 from .resnet_cifar import WIDTHS, kaiming_
 
 
@@ -27,8 +28,8 @@ class PreactivationBlock(nn.Module):
         self.new_channels = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(F.relu(self.bn1(x)))
-        y = self.conv2(F.relu(self.bn2(y)))
+        y = self.conv1(norm_act(self.bn1, x))
+        y = self.conv2(norm_act(self.bn2, y))
         if self.stride == 2:
             x = F.avg_pool2d(x, 3, 2, padding=1, count_include_pad=False)
         if self.new_channels:
@@ -55,7 +56,7 @@ class WideResNet20(nn.Module):
         kaiming_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.blocks(self.conv1(self.bn0(x)))))
+        x = norm_act(self.bn1, self.blocks(self.conv1(self.bn0(x))))
         return self.bn2(self.classes(x)).mean((2, 3))
 
 

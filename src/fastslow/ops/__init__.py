@@ -8,5 +8,6 @@ and leaves what it doesn't take to torch.
 from __future__ import annotations
 
 from .conv import conv2d as conv2d
+from .norm import norm_act as norm_act
 from .switch import fused as fused
 from .switch import is_fused as is_fused

@@ -59,7 +59,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *tensors: Tensor | float | None, 
 def trusted(operation: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernels of ``ops/<operation>.py`` agree with torch on a small problem, tried once on each device."""
     try:
-        with torch.autocast(device.type, enabled=False):
+        with fused(False), torch.autocast(device.type, enabled=False):
             agree = importlib.import_module(f"fastslow.ops.{operation}").agrees(dtype, device)
     except Exception as error:  # Triton isn't there, or whatever a compiler or a driver may raise
         log.warning("the fused %s doesn't run on %s, PyTorch takes its place: %s", operation, device, error)
