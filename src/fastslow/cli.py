@@ -59,6 +59,12 @@ CheckpointEvery = Annotated[str, _EVERY]
 OtherCheckpointEvery = Annotated[str | None, _EVERY]
 Keep = Annotated[int, _KEEP]
 OtherKeep = Annotated[int | None, _KEEP]
+_ON_NAN = typer.Option(
+    help="A step that isn't finite: stop, skip it, or rollback to the last checkpoint and then skip it.",
+    rich_help_panel=_OUTPUT,
+)
+OnNan = Annotated[str, _ON_NAN]
+OtherOnNan = Annotated[str | None, _ON_NAN]
 Precision = Annotated[str, typer.Option(help="float32, tf32 (on a GPU) or bf16.", rich_help_panel=_OPTIMIZATION)]
 Track = Annotated[
     str, typer.Option(help="tensorboard, wandb, mlflow: one, or several with commas.", rich_help_panel=_OUTPUT)
@@ -215,6 +221,7 @@ def train(
     ] = False,
     checkpoint_every: CheckpointEvery = "1epoch,5min",
     keep: Keep = 2,
+    on_nan: OnNan = "stop",
     device: Device = "auto",
     run: RunOption = None,
     track: Track = "none",
@@ -258,6 +265,7 @@ def train(
         metrics=metrics,
         checkpoint_every=checkpoint_every,
         keep=keep,
+        on_nan=on_nan,  # pyright: ignore[reportArgumentType]
     )
     if recipe is not None:
         config = override(RUNS[recipe](), config, given)
@@ -287,6 +295,7 @@ def pretrain(
     precision: Precision = "float32",
     checkpoint_every: CheckpointEvery = "1epoch,5min",
     keep: Keep = 2,
+    on_nan: OnNan = "stop",
     device: Device = "auto",
     run: RunOption = None,
     track: Track = "none",
@@ -313,6 +322,7 @@ def pretrain(
         precision=precision,  # pyright: ignore[reportArgumentType]
         checkpoint_every=checkpoint_every,
         keep=keep,
+        on_nan=on_nan,  # pyright: ignore[reportArgumentType]
     )
     support.start(config, run, device, data_root, json, track)
 
@@ -323,6 +333,7 @@ def resume(
     data_root: DataRoot = None,
     checkpoint_every: OtherCheckpointEvery = None,
     keep: OtherKeep = None,
+    on_nan: OtherOnNan = None,
     device: Device = "auto",
     track: Annotated[
         str | None,
@@ -334,7 +345,7 @@ def resume(
     from . import cli_support as support
 
     support.show_logs()
-    support.resume(run, device, data_root, json, track, checkpoint_every=checkpoint_every, keep=keep)
+    support.resume(run, device, data_root, json, track, checkpoint_every=checkpoint_every, keep=keep, on_nan=on_nan)
 
 
 @app.command("eval")

@@ -169,6 +169,10 @@ class Driver:
         """What the last step looked like."""
         return {}
 
+    def broken(self) -> str | None:
+        """The first number that the driver keeps and that is not finite, in words."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -271,6 +271,10 @@ class FSGDriver(LookaheadDriver):
         if self.memory is not None:
             self.memory.move(device)
 
+    def kept(self) -> dict[str, Tensor]:
+        memory = {} if self.memory is None else self.memory.kept()
+        return {**super().kept(), "the gradient history": self.stored.buffer, **memory}
+
     def state_dict(self) -> dict[str, Any]:
         memory = {} if self.memory is None else self.memory.state_dict()
         return {**super().state_dict(), "gradient": self.gradient, "history": self.stored.state_dict(), **memory}

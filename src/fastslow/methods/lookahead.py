@@ -271,6 +271,21 @@ class LookaheadDriver(Driver):
         """Cosine between the registered gradient and the straight-through one, ``g * C(W~)``, of the last step."""
         return {} if self._cosine is None else {"gradient_cosine": float(self._cosine)}
 
+    def broken(self) -> str | None:
+        for name, parameter in self.nets.named_parameters():
+            if not torch.isfinite(parameter).all():
+                return f"the hypernetwork {name} of {self.method.name}"
+        for what, values in self.kept().items():  # the weights lie along the last dimension
+            if not (finite := torch.isfinite(values)).all():
+                position = int((~finite.reshape(-1, finite.shape[-1]).all(0)).nonzero()[0])
+                layer = next(i for i in range(len(self.sizes)) if position < sum(self.sizes[: i + 1]))
+                return f"{what} of {self.slots[layer].name}"
+        return None
+
+    def kept(self) -> dict[str, Tensor]:
+        """What is remembered of every weight, in words; subclasses add theirs."""
+        return {"What": self.hat}
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

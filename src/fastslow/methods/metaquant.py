@@ -121,6 +121,9 @@ class MetaQuantDriver(LookaheadDriver):
         super().move(device)
         self.gradient = self.gradient.to(device)
 
+    def kept(self) -> dict[str, Tensor]:
+        return {**super().kept(), "the last gradient": self.gradient}
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "gradient": self.gradient}
 
@@ -166,6 +169,9 @@ class LSTMFCDriver(MetaQuantDriver):
         super().move(device)
         self.memory.move(device)
 
+    def kept(self) -> dict[str, Tensor]:
+        return {**super().kept(), **self.memory.kept()}
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self.memory.state_dict()}
 
@@ -204,6 +210,10 @@ class CarriedMemory:
 
     def move(self, device: torch.device) -> None:
         self.h, self.c = self.h.to(device), self.c.to(device)
+
+    def kept(self) -> dict[str, Tensor]:
+        """For :meth:`LookaheadDriver.kept`: the weights lie along the first dimension here."""
+        return {"the memory": torch.cat([self.h, self.c], -1).movedim(0, -1)}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"h": self.h, "c": self.c}

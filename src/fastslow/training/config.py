@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from .interval import Interval
+from .recovery import OnNan
 
 Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
 Schedule = Literal["step", "cosine", "restarts", "constant"]
@@ -85,12 +86,18 @@ class RunConfig:
     precision: Precision = "float32"
     metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 
-    # What a run does for its own safety. None of it changes a number, so the key leaves it out.
+    # What a run does for its own safety. None of it changes a number while all goes well: the key leaves it out.
     checkpoint_every: str = "1epoch,5min"
     keep: int = 2  # checkpoints, the newest ones
+    on_nan: OnNan = "stop"  # a step that isn't finite: stop, skip it, or roll back and then skip it
 
     def __post_init__(self) -> None:
-        for name, literal in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Precision)):
+        for name, literal in (
+            ("optimizer", Optimizer),
+            ("schedule", Schedule),
+            ("precision", Precision),
+            ("on_nan", OnNan),
+        ):
             if getattr(self, name) not in get_args(literal):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(literal))}")
         for name, least in _WHOLE.items():
@@ -130,7 +137,7 @@ class RunConfig:
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
-        for name in ("metrics", "checkpoint_every", "keep"):  # neither looking nor saving changes a number
+        for name in ("metrics", "checkpoint_every", "keep", "on_nan"):  # a run without trouble is the same run
             del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..convert import binary_layers, plain_name, unwrap
+from ..wrapper import BinaryOptimizer
 
 
 class TrainingDiverged(ArithmeticError):
@@ -29,6 +30,22 @@ def broken_state(model: nn.Module) -> str | None:
         if not (_is_finite(layer._shift) and _is_finite(layer._bias_shift)):
             return f"the look-ahead of {name}"
     return None
+
+
+@torch.no_grad()
+def broken_gradient(model: nn.Module) -> str | None:
+    """The first parameter whose gradient is not finite."""
+    for name, parameter in unwrap(model).named_parameters():
+        if not _is_finite(parameter.grad):
+            return f"the gradient of {plain_name(name)}"
+    return None
+
+
+@torch.no_grad()
+def broken_method(optimizer: torch.optim.Optimizer) -> str | None:
+    """The first hypernetwork, or layer's history, of a wrapped optimizer that is not finite."""
+    drivers = optimizer.drivers if isinstance(optimizer, BinaryOptimizer) else []
+    return next((where for driver in drivers if (where := driver.broken()) is not None), None)
 
 
 @torch.no_grad()

@@ -26,6 +26,8 @@ def why_not(trainer: Trainer) -> str | None:
         return "the device is no CUDA GPU"
     if trainer.ranks.size > 1:
         return "the processes exchange their gradients in the middle of it"
+    if trainer.config.on_nan != "stop":
+        return f"--on-nan {trainer.config.on_nan} looks at every step before it counts"
     if isinstance(trainer.optimizer, BinaryOptimizer):
         for driver in trainer.optimizer.drivers:
             if not driver.graph_safe:

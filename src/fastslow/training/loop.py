@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +18,20 @@ from ..data import Batches, Dataset
 from ..indicators import indicators
 from ..ops import fused
 from ..weights import load_strictly, save_weights
+from ..wrapper import BinaryOptimizer
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_model
 from .checkpoint import CheckpointError
 from .conditions import conditions
 from .config import RunConfig
 from .evaluate import BitWatch, evaluate
-from .finite import TrainingDiverged, broken_output, broken_state
+from .finite import TrainingDiverged, broken_method, broken_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
 from .interval import Interval, SaveClock
 from .precision import float32_products
 from .ranks import ALONE, Ranks, check_together, joint_batch_norm
+from .recovery import Buffers, LeftOut, NotFinite, RollBack, look_after_step, look_before_step
 from .run import WEIGHTS, RunFolder
 from .sinks import Silent, Sink
 
@@ -87,6 +89,9 @@ class Trainer:
         self._network = ranks.parallel(self.model, self.device)
         self.bits = BitWatch(self.model)
         self.done = 0  # optimizer steps
+        self.left_out = LeftOut()
+        # On a GPU every look waits for it, so that one who isn't asked looks now and then.
+        self._look_always = self.device.type == "cpu" or config.on_nan != "stop"
         self.rows: list[dict[str, Any]] = []  # one an epoch
         self._metrics: dict[str, float] = {}  # of the step before a resume, should the epoch end there
         self._seconds = 0.0  # of training, over all sessions of the run
@@ -110,8 +115,12 @@ class Trainer:
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
             with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
+                self._prepare_rollback()
                 while len(self.rows) < self.config.epochs:
-                    self._train_epoch(stop)
+                    try:
+                        self._train_epoch(stop)
+                    except RollBack as back:
+                        self._roll_back(back)
             result = self._finish()
             self.sink.result(result)
         finally:
@@ -126,7 +135,8 @@ class Trainer:
         for loss in self._steps(epoch, start):
             self._epoch_seconds += time.perf_counter() - began
             if loss is not None and not math.isfinite(loss):
-                self._diverged(f"the loss is {loss} at step {self.done}")
+                where = broken_state(self.model) or broken_method(self.optimizer) or "the loss itself"
+                self._diverged(f"the loss is {loss} at step {self.done}, first not finite: {where}")
             self.sink.step(self.done, loss)
             signal_number, due = self.ranks.largest(stop.received or 0, self._clock.due_after_step(self.done))
             if signal_number:
@@ -160,12 +170,30 @@ class Trainer:
     def train_step(self, x: Tensor, y: Tensor) -> float | None:
         """One step on one batch."""
         self.set_learning_rate()
-        loss = self.update(x, y)
-        # On a GPU reading the loss would stall the queue: look now and then.
-        look = self.device.type == "cpu" or self.done % LOOK_EVERY == 0
-        value = self._joint(loss, len(y)) if look else None
+        if self.done + 1 in self.left_out.steps:  # the run has been here before and has come back
+            return self._leave_out()
+        buffers = Buffers(self.model) if self.config.on_nan == "skip" else None
+        try:
+            loss = self.update(x, y)
+        except NotFinite as found:
+            if self.config.on_nan == "rollback":
+                raise RollBack(self.done + 1, str(found)) from found
+            if buffers is None or not found.undone:
+                self._diverged(str(found))
+            else:
+                buffers.restore()
+            log.warning("%s; the step is left out", found)
+            return self._leave_out()
+        value = self._joint(loss, len(y)) if self._look_always or self.done % LOOK_EVERY == 0 else None
         self.done += 1
         return value
+
+    def _leave_out(self) -> None:
+        """A step that does nothing but count."""
+        self.left_out.add(self.done + 1)
+        if isinstance(self.optimizer, BinaryOptimizer):
+            self.optimizer.count_step()
+        self.done += 1
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
         """Forward, backward, optimizer: all that a CUDA graph captures. Returns the loss, detached."""
@@ -173,13 +201,15 @@ class Trainer:
         with self._autocast(), fused(self.device.type == "cuda"):
             logits = self._network(x)
             loss = F.cross_entropy(logits.float(), y)
-        if self.device.type == "cpu" and not math.isfinite(value := self._joint(loss.detach(), len(y))):
-            self._diverged(f"the loss is {value} at step {self.done + 1}", x)
         self.optimizer.zero_grad()
         # The ranks' gradients are averaged: with shares of different sizes that is not yet the mean over the batch.
         weight = len(y) * self.ranks.size / self.train_batches.batch_size
         (loss if weight == 1 else weight * loss).backward()
+        if self._look_always:
+            look_before_step(self.model, x, self._joint(loss.detach(), len(y)), self.done + 1)
         self.optimizer.step()
+        if self._look_always:
+            look_after_step(self.model, self.optimizer, self.done + 1)
         self._loss_sum += loss.detach() * len(y)
         self._correct += (logits.detach().argmax(1) == y).sum()
         return loss.detach()
@@ -214,7 +244,10 @@ class Trainer:
         self.sink.network(self.rows[-1], self.model, self.bits.flips)
 
     def _row(self, epoch: int) -> dict[str, Any]:
-        shown = len(self.train_batches) * self.train_batches.batch_size
+        left_out = self.left_out.of_epoch(epoch, len(self.train_batches))
+        shown = (len(self.train_batches) - left_out) * self.train_batches.batch_size
+        if not shown:
+            self._diverged(f"no step of the epoch that ends at step {self.done} was finite")
         train_loss = float(self._loss_sum) / shown
         if not math.isfinite(train_loss):
             self._diverged(f"the loss is {train_loss} in the epoch that ends at step {self.done}")
@@ -231,6 +264,7 @@ class Trainer:
             **self.bits.look(),
             **self._method_metrics(),
             **self._indicators(epoch),
+            **({"left_out": left_out} if left_out else {}),
             "seconds": round(self._epoch_seconds, 3),
         }
 
@@ -252,6 +286,7 @@ class Trainer:
             "key": self.config.key,
             "conditions": conditions(self.device) | ({"processes": self.ranks.size} if self.ranks.size > 1 else {}),
             "curve": self.rows,
+            **({"left_out": sorted(self.left_out.steps)} if self.left_out.steps else {}),
         }
         if self.run is not None:
             method = {} if self.config.method is None else {"method": self.config.method}
@@ -277,18 +312,31 @@ class Trainer:
 
     def _check_finite(self) -> None:
         """A checkpoint and an evaluation must be of a network that still computes."""
-        if broken_state(self.model) is not None:
-            self._diverged(f"a weight stopped being finite by step {self.done}")
+        where = broken_state(self.model) or broken_method(self.optimizer)
+        if where is not None:
+            self._diverged(f"a weight stopped being finite by step {self.done}, first not finite: {where}")
 
-    def _diverged(self, what: str, x: Tensor | None = None) -> None:
-        where = broken_state(self.model)
-        if where is None and x is not None:
-            where = broken_output(self.model, x)
+    def _diverged(self, what: str) -> NoReturn:
         newest = self.run.checkpoints.paths() if self.run is not None else []
         good = f"the last good checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
-        raise TrainingDiverged(
-            f"training diverged: {what}, first not finite: {where or 'the loss itself'}; {good}; try a smaller lr"
-        )
+        fix = ", or --on-nan rollback" if self.config.on_nan != "rollback" else ""
+        raise TrainingDiverged(f"training diverged: {what}; {good}; try a smaller lr{fix}")
+
+    def _prepare_rollback(self) -> None:
+        """There is always a checkpoint to go back to."""
+        if self.config.on_nan == "rollback":
+            paths = self.ranks.from_first(None if self.run is None else self.run.checkpoints.paths())
+            if paths is None:
+                raise ValueError("on_nan='rollback' goes back to a checkpoint: give the trainer a run folder")
+            if not paths:
+                self.save()
+
+    def _roll_back(self, back: RollBack) -> None:
+        steps = self.left_out.steps
+        self.resume()
+        self.left_out.steps |= steps
+        self.left_out.add(back.step)
+        log.warning("%s; back to step %d, and step %d will be left out", back, self.done, back.step)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -298,6 +346,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "bits": self.bits.state_dict(),
             "done": self.done,
+            "left_out": sorted(self.left_out.steps),
             "steps_per_epoch": len(self.train_batches),
             "rows": self.rows,
             "metrics": self._method_metrics(),
@@ -336,6 +385,7 @@ class Trainer:
         self._restore_placement(rates)
         self.bits.load_state_dict(state["bits"])
         self.done = state["done"]
+        self.left_out.steps = set(state.get("left_out", []))  # runs begun before there was a choice have none
         self.rows = state["rows"]
         self._metrics = state["metrics"]
         self._seconds = state["seconds"]
