@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .. import ops
 from ..binarize import Binarizer, DoReFa, Own, Sign, sign, straight_through
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class Method:
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
         """The binary weight of a forward pass, differentiable in the latent weight."""
         w = layer.weight
+        fused = ops.binary_weight(layer.binarizer, w)
+        if fused is not None:
+            return fused
         value = layer.binarizer.values(w.detach())
         if not torch.is_grad_enabled():
             return value

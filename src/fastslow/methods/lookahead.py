@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import ops
 from ..binarize import DoReFa, straight_through
 from ..hypernets.segments import repeated, segment_max
 from ..layers import BinaryLayer
@@ -35,6 +36,10 @@ class LookaheadMethod(Method):
     seed: int = 0
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
+        shift = layer._shift if layer.training else None
+        fused = ops.binary_weight(layer.binarizer, layer.weight, shift, calibrate=False)
+        if fused is not None:
+            return fused
         value = layer.binarizer.values(layer.lookahead_weight().detach())
         if not torch.is_grad_enabled():
             return value
