@@ -18,6 +18,7 @@ from .errors import BackendError
 from .format import PackedModel, from_bytes, read
 from .graph import Graph, canonical
 from .header import Info
+from .layouts import aligned_zeros
 from .native import Layout
 from .numpy_ops import KERNELS
 from .plan import compile_program
@@ -168,13 +169,19 @@ class _NativeBackend:
         self.names = self.program.names
         self.output_shape = graph.output_shape()
         self.threads = threads
-        self._region = self.program.arena_bytes + self.program.scratch_bytes
+        region = self.program.arena_bytes + self.program.scratch_bytes
         # Zeros: margins are never written, so they stay what padding must be.
-        self._memory = _aligned_zeros(threads * self._region)
-        memory = self._memory.ctypes.data
-        self._program = (self.program.ops, len(self.program.ops), memory, self._region, self.program.arena_bytes)
-        self._input_size, self._output_size = prod(graph.input_shape), prod(self.output_shape)
-        self._pool: int | None = None
+        self._memory = aligned_zeros(threads * region)
+        self._call = native.Program(
+            backend=self.index,
+            op_count=len(self.program.ops),
+            ops=self.program.ops,
+            memory=self._memory.ctypes.data,
+            region=region,
+            scratch=self.program.arena_bytes,
+            input_size=prod(graph.input_shape),
+            output_size=prod(self.output_shape),
+        )
         self._process = 0
 
     def run(self, x: Array, seconds: NDArray[np.float64] | None = None) -> Array:
@@ -182,21 +189,19 @@ class _NativeBackend:
             self._start()
         result = np.empty((len(x), *self.output_shape), np.float32)
         clock = seconds.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) if seconds is not None else None
-        status = self._library.fastslow_run(
-            *(self.index, self._pool, *self._program),
-            *(_address(x), self._input_size, _address(result), self._output_size, len(x), clock),
-        )
+        status = self._library.fastslow_run(self._call, _address(x), _address(result), len(x), clock)
         if status:
             raise RuntimeError(f"the native library refused the program (status {status})")
         return result
 
     def _start(self) -> None:
         """Threads on first use, and again in a forked child, which inherits none."""
-        self._pool = self._library.fastslow_pool_new(self.threads)
-        if not self._pool:
+        pool = self._library.fastslow_pool_new(self.threads)
+        if not pool:
             raise RuntimeError(f"could not start {self.threads} threads")
+        self._call.pool = pool
         self._process = os.getpid()
-        weakref.finalize(self, _free_pool, self._library, self._pool, self._process)
+        weakref.finalize(self, _free_pool, self._library, pool, self._process)
 
 
 def _cores() -> int:
@@ -210,10 +215,7 @@ def _free_pool(library: Any, pool: int, process: int) -> None:
 
 def _address(array: Array) -> int:
     """`array.ctypes.data` in a third of its time, which a small network notices."""
-    return array.__array_interface__["data"][0]
-
-
-def _aligned_zeros(size: int) -> NDArray[np.uint8]:
-    block = np.zeros(size + 64, np.uint8)
-    start = -block.ctypes.data % 64
-    return block[start : start + size]
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (TypeError, ValueError):  # read-only or empty
+        return array.ctypes.data

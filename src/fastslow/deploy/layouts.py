@@ -20,6 +20,13 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def aligned_zeros(size: int) -> NDArray[np.uint8]:
+    """Bytes that begin at a cache line."""
+    block = np.zeros(size + 64, np.uint8)
+    start = -block.ctypes.data % 64
+    return block[start : start + size]
+
+
 def grouped(rows: NDArray[Any], groups: int, block: int) -> NDArray[Any]:
     """(O, K) -> (groups, blocks, K, block): output channels fastest, filled up with zeros."""
     outputs, depth = len(rows) // groups, rows.shape[1]
@@ -50,7 +57,11 @@ def bit_weights(bits: NDArray[np.uint8], taps: int, groups: int, layout: Layout)
     else:
         elements = np.stack([packed & 15, packed >> 4], axis=3).reshape(len(bits), taps, -1)
         elements = elements[:, :, : -(-inputs // 4)]
-    return grouped(elements.reshape(len(bits), -1), groups, UNIT[layout])
+    blocks = grouped(elements.reshape(len(bits), -1), groups, UNIT[layout])
+    if layout is Layout.WORDS:
+        return blocks
+    # Byte 2i of a unit is channel i, byte 2i + 1 is channel i + 16: the kernel adds up the halves of words apart.
+    return np.ascontiguousarray(blocks.reshape(*blocks.shape[:-1], 2, -1).swapaxes(-1, -2)).reshape(blocks.shape)
 
 
 def tap_sums(bits: NDArray[np.uint8], taps: int) -> NDArray[np.int32]:

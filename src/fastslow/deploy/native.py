@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 BLOCK = 16  # channels of a float value are padded to a multiple of this
 TILES = 24  # squares that CONV_WINOGRAD transforms at a time
 
@@ -35,6 +35,7 @@ class Kind(IntEnum):
     FLATTEN = 13
     COPY = 14
     CONV_WINOGRAD = 15
+    PACK_IMAGE = 16
 
 
 class Layout(IntEnum):
@@ -80,6 +81,20 @@ class Op(ctypes.Structure):
     ]
 
 
+class Program(ctypes.Structure):
+    _fields_ = [
+        ("backend", c_int32),
+        ("op_count", c_int32),
+        ("pool", c_void_p),
+        ("ops", POINTER(Op)),
+        ("memory", c_void_p),
+        ("region", c_int64),
+        ("scratch", c_int64),
+        ("input_size", c_int64),
+        ("output_size", c_int64),
+    ]
+
+
 @cache
 def library() -> Any | None:
     """The shared library, or None where it was not built. FASTSLOW_NATIVE names another one (or ``off``)."""
@@ -92,9 +107,12 @@ def library() -> Any | None:
         return None
     native = ctypes.CDLL(path)
     native.fastslow_abi.restype = c_int32
-    native.fastslow_op_size.restype = c_int32
-    if native.fastslow_abi() != ABI_VERSION or native.fastslow_op_size() != ctypes.sizeof(Op):
+    if native.fastslow_abi() != ABI_VERSION:
         return None  # built from other sources, an old checkout say: numpy is right, it would not be
+    for size, structure in ((native.fastslow_op_size, Op), (native.fastslow_program_size, Program)):
+        size.restype = c_int32
+        if size() != ctypes.sizeof(structure):
+            return None
     native.fastslow_backend_name.argtypes = [c_int32]
     native.fastslow_backend_name.restype = c_char_p
     native.fastslow_backend_layout.argtypes = [c_int32]
@@ -104,10 +122,7 @@ def library() -> Any | None:
     native.fastslow_pool_free.argtypes = [c_void_p]
     native.fastslow_pool_free.restype = None
     native.fastslow_run.restype = c_int32
-    native.fastslow_run.argtypes = [
-        *(c_int32, c_void_p, POINTER(Op), c_int32, c_void_p, c_int64, c_int64),
-        *(c_void_p, c_int64, c_void_p, c_int64, c_int64, POINTER(c_double)),
-    ]
+    native.fastslow_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(c_double)]
     return native
 
 

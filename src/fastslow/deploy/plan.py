@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError
@@ -20,6 +21,7 @@ from .graph import Graph, Node, Shape
 from .layouts import (
     ELEMENT_BYTES,
     SIGNS,
+    aligned_zeros,
     bit_weights,
     channel_vector,
     float_weights,
@@ -165,8 +167,10 @@ class _Compiler:
 
     def compile(self) -> Program:
         self._find_uses()
-        start = self._view(0, pixel=self._input_pixel())
-        self._emit("input", Kind.LOAD, out=start)
+        if self._input_is_signs():
+            self._emit("input", Kind.PACK_IMAGE, out=self._sign_view(0, 1))
+        else:
+            self._emit("input", Kind.LOAD, out=self._view(0, pixel=self._input_pixel()))
         for number, step in enumerate(self.steps):
             self._lower(step)
             for key in [key for key, use in self.last_use.items() if use == number and key in self.slots]:
@@ -185,6 +189,12 @@ class _Compiler:
             if _takes_signs(step.node):
                 self.last_use[step.inputs[0], _groups(step.node)] = number
         self.last_use.pop(len(self.graph.nodes), None)
+
+    def _input_is_signs(self) -> bool:
+        """Whether nothing but the signs of an image are read."""
+        readers = [step for step in self.steps if 0 in step.inputs or step.other == 0]
+        signs = all(_takes_signs(step.node) and _groups(step.node) == 1 and step.other != 0 for step in readers)
+        return signs and len(self.shapes[0]) == 3
 
     def _input_pixel(self) -> int | None:
         """Convolutions read single channels, so an input that only they read needs no padding to whole vectors."""
@@ -230,8 +240,11 @@ class _Compiler:
     def _pointer(self, array: NDArray[Any] | None) -> int | None:
         if array is None:
             return None
-        self.keep.append(array)
-        return array.ctypes.data
+        # To whole cache lines: a vector that lies across two is two loads.
+        placed = aligned_zeros(array.nbytes).view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        self.keep.append(placed)
+        return placed.ctypes.data
 
     def _lower(self, step: Step) -> None:
         node = step.node
@@ -299,9 +312,10 @@ class _Compiler:
         taps = kernel[0] * kernel[1]
         if node.op == "conv":
             common |= {key: node[key] for key in ("kernel", "stride", "padding", "dilation", "groups")}
-        common["scale"] = self._pointer(channel_vector(node.tensors.get("scale"), node["outputs"]))
-        common["bias"] = self._pointer(channel_vector(node.tensors.get("bias"), node["outputs"]))
-        self.scratch = max(self.scratch, taps * 24 + 64)  # runs, and taps outside the image
+        for role, neutral in (("scale", 1), ("bias", 0)):
+            default = np.full(1, neutral, np.float32) if _takes_signs(node) else None  # which the kernel then expects
+            common[role] = self._pointer(channel_vector(node.tensors.get(role, default), node["outputs"]))
+        self.scratch = max(self.scratch, taps * 24 + 128)  # runs, and taps outside the image
         if not node.binary:
             weights: NDArray[Any] = float_weights(node.tensors["weight"], groups)
             kind, view = Kind.CONV_FLOAT, self.views[source]
@@ -320,7 +334,12 @@ class _Compiler:
             bits = node_bits(node, inputs)
             weights = bit_weights(bits, taps, groups, self.layout)
             kind, view = Kind.CONV_BITS, self._signs(source, groups, node.name)
-            common["tap_sums"] = self._pointer(tap_sums(bits, taps))
+            self.scratch = max(self.scratch, taps * 20 + 64 + 48 * 16 * 32 + 512 * 64 * 2)
+            if self.layout is Layout.NIBBLES:  # a copy of the input, two bytes a nibble
+                rows = view.height + 2 * common.get("padding", (0, 0))[0]
+                self.scratch = max(self.scratch, round_up(taps * 16, 64) + 2 * rows * view.row + 64)
+            else:
+                common["tap_sums"] = self._pointer(tap_sums(bits, taps))
             if step.packed:
                 limits, flips = thresholds(node, bits.shape[1])
                 common |= {"packed_out": 1, "threshold": self._pointer(limits), "flip": self._pointer(flips)}

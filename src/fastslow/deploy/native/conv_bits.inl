@@ -1,8 +1,8 @@
 // Convolution of 1-bit activations with 1-bit weights. A product of signs is -1 where the bits differ, so a dot
 // product over K signs is K - 2 * popcount(a xor w).
 //
-// A padded pixel must count as 0 but its bits read as -1; the weights under it are added back (`tap_sums`), which
-// makes zero padding exact. Channels that fill up a word are 0 in activations and weights and never differ.
+// A padded pixel counts as 0, which no bit can say: `count_nibbles.inl` and `tile_words.inl` tell how it is exact all
+// the same. Channels that fill up an element are 0 in activations and weights and never differ.
 
 #if defined(ISA_AVX2) || defined(ISA_NEON)
 #include "count_nibbles.inl"
@@ -10,52 +10,8 @@
 #include "count_words.inl"
 #endif
 
-// The taps of a window that lie outside the image.
-inline int correction_taps(const Op& op, const Walk& pixel, int* taps) {
-  const int top = pixel.y * op.stride[0] - op.padding[0];
-  const int left = pixel.x * op.stride[1] - op.padding[1];
-  const int bottom = top + (op.kernel[0] - 1) * op.dilation[0], right = left + (op.kernel[1] - 1) * op.dilation[1];
-  if (top >= 0 && left >= 0 && bottom < op.in.height && right < op.in.width) return 0;
-  int count = 0;
-  for (int y = 0; y < op.kernel[0]; ++y)
-    for (int x = 0; x < op.kernel[1]; ++x) {
-      const int row = top + y * op.dilation[0], column = left + x * op.dilation[1];
-      if (row < 0 || column < 0 || row >= op.in.height || column >= op.in.width)
-        taps[count++] = y * op.kernel[1] + x;
-    }
-  return count;
-}
-
-// The counts of differing bits of one pixel, `channels` (at most BLOCK) of them, to the layer's result.
-inline void finish_bits(const Op& op, const Target& target, int channel, int channels, int32_t depth,
-                        const int* outside, int outside_count, const Count* differ) {
-  using Counts = Count __attribute__((vector_size(WIDTH * sizeof(Count))));
-  VecI dot[VECS];
-  for (int v = 0; v < VECS; ++v) {
-    Counts counts;
-    std::memcpy(&counts, differ + v * WIDTH, sizeof counts);
-    dot[v] = depth - 2 * __builtin_convertvector(counts, VecI);
-    for (int t = 0; t < outside_count; ++t) {
-      VecI sums;
-      std::memcpy(&sums, op.tap_sums + static_cast<int64_t>(outside[t]) * padded(op.out.channels) + channel + v * WIDTH,
-                  sizeof sums);
-      dot[v] += sums;
-    }
-  }
-  if (!op.packed_out) {
-    finish(op, target, channel, channels, [&](int v) { return __builtin_convertvector(dot[v], Vec); });
-    return;
-  }
-  uint32_t signs = 0;
-  for (int v = 0; v < VECS; ++v) {
-    VecI threshold;
-    std::memcpy(&threshold, op.threshold + channel + v * WIDTH, sizeof threshold);
-    signs |= lane_mask(dot[v] > threshold) << (v * WIDTH);
-  }
-  uint16_t flip;
-  std::memcpy(&flip, op.flip + channel / 8, sizeof flip);
-  signs = (signs ^ flip) & (0xFFFFu >> (BLOCK - channels));
-  put_signs(reinterpret_cast<uint8_t*>(target.out), channel, channels, signs);
+inline void put_signs(uint8_t* pixel, int channel, int channels, uint32_t signs) {
+  put_spread(pixel, channel, channels, spread(signs));
 }
 
 constexpr int MAX_UNITS = 2;
@@ -67,35 +23,65 @@ struct BitTile {
   int32_t depth;         // signs in one dot product
   int64_t group_offset;  // elements
   int channel, channels;
-  int* outside;
+  uint8_t* scratch;  // behind the runs
 };
 
-template <int P, int V>
-inline void bit_tile(const Op& op, const Worker& worker, const BitTile& tile, int pixel) {
-  const Element* x[P];
-  Walk walk(op, pixel);
-  for (int p = 0; p < P; ++p, walk.step()) x[p] = window<Element>(op, worker, walk, tile.group_offset);
-  alignas(64) Count differ[P][V * UNIT];
-  count_tile<P, V>(tile.runs, tile.run_count, x, tile.weights, differ);
-  walk = Walk(op, pixel);
-  for (int p = 0; p < P; ++p, walk.step()) {
-    const Target target(op, worker, walk);
-    const int outside_count = correction_taps(op, walk, tile.outside);
+inline VecI load_counts(const Count* from) {
+#if defined(ISA_AVX2)
+  return reinterpret_cast<VecI>(_mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  using Counts = Count __attribute__((vector_size(WIDTH * sizeof(Count))));
+  Counts counts;
+  std::memcpy(&counts, from, sizeof counts);
+  return __builtin_convertvector(counts, VecI);
+#endif
+}
+
+// From the dot products of one pixel, a vector of them from channel `tile.channel + o` on, to the layer's result.
+template <class Dot>
+inline void finish_pixel(const Op& op, const Worker& worker, const BitTile& tile, const Walk& pixel, Dot dot) {
+  const Target target(op, worker, pixel);
+  if (op.packed_out) {
+    for (int o = 0; o < tile.channels; o += BLOCK) {
+      const int channel = tile.channel + o, channels = tile.channels - o < BLOCK ? tile.channels - o : BLOCK;
+      uint32_t signs = 0;
+#pragma GCC unroll 4
+      for (int v = 0; v < VECS; ++v)
+        signs |= lane_mask(dot(o + v * WIDTH) > load_ints(op.threshold + channel + v * WIDTH)) << (v * WIDTH);
+      uint16_t flip;
+      std::memcpy(&flip, op.flip + channel / 8, sizeof flip);
+      put_signs(reinterpret_cast<uint8_t*>(target.out), channel, channels,
+                (signs ^ flip) & (0xFFFFu >> (BLOCK - channels)));
+    }
+    return;
+  }
+  if (op.groups > 1 && tile.channels % BLOCK) {
     for (int o = 0; o < tile.channels; o += BLOCK) {
       const int channels = tile.channels - o < BLOCK ? tile.channels - o : BLOCK;
-      finish_bits(op, target, tile.channel + o, channels, tile.depth, tile.outside, outside_count, differ[p] + o);
+      finish(op, target, tile.channel + o, channels,
+             [&](int v) { return __builtin_convertvector(dot(o + v * WIDTH), Vec); });
     }
+    return;
+  }
+  // The same for whole vectors, with a scale and a bias always: this is a good part of a layer with few channels.
+  const float *scale = op.scale + tile.channel, *bias = op.bias + tile.channel;
+  const float* other = target.other ? target.other + tile.channel : nullptr;
+  float* out = target.out + tile.channel;
+  const float low = op.low, high = op.high;
+  for (int o = 0; o < tile.channels; o += WIDTH) {
+    Vec result = __builtin_convertvector(dot(o), Vec) * load(scale + o);
+    round_now(result);
+    result += load(bias + o);
+    if (other) result += load(other + o);
+    store(out + o, clamp(result, low, high));
   }
 }
 
-template <int V>
-inline void bit_pixels(const Op& op, const Worker& worker, const BitTile& tile, Range pixels) {
-  constexpr int P = 6;
-  int pixel = pixels.begin;
-  for (; pixel + P <= pixels.end; pixel += P) bit_tile<P, V>(op, worker, tile, pixel);
-  for (; pixel + 2 <= pixels.end; pixel += 2) bit_tile<2, V>(op, worker, tile, pixel);
-  for (; pixel < pixels.end; ++pixel) bit_tile<1, V>(op, worker, tile, pixel);
-}
+#if defined(ISA_AVX2) || defined(ISA_NEON)
+#include "tile_pairs.inl"
+#else
+#include "tile_words.inl"
+#endif
 
 void convolve_bits(const Op& op, const Worker& worker) {
   const int inputs = op.in.channels / op.groups, outputs = op.out.channels / op.groups;
@@ -106,10 +92,12 @@ void convolve_bits(const Op& op, const Worker& worker) {
   BitTile tile{};
   auto* runs = reinterpret_cast<Run*>(worker.scratch);
   tile.runs = runs;
-  tile.outside = reinterpret_cast<int*>(worker.scratch + taps * sizeof(Run));
+  tile.scratch = worker.scratch + (taps * sizeof(Run) + 63) / 64 * 64;
   tile.run_count = make_runs(op, sizeof(Element), elements, runs);
   tile.depth = taps * inputs;
   const Split work = split(op.groups * blocks, op.out.height * op.out.width, worker);
+  if (work.blocks.begin == work.blocks.end || work.pixels.begin == work.pixels.end) return;
+  prepare_input(op, worker, work.pixels, tile.scratch);
   for (int b = work.blocks.begin; b < work.blocks.end; ++b) {
     const int group = b / blocks, unit = b % blocks * MAX_UNITS;
     const int here = units - unit < MAX_UNITS ? units - unit : MAX_UNITS;
@@ -123,22 +111,4 @@ void convolve_bits(const Op& op, const Worker& worker) {
     else
       bit_pixels<1>(op, worker, tile, work.pixels);
   }
-}
-
-// x > 0 of every channel, in the form that `convolve_bits` reads.
-void pack_signs(const Op& op, const Worker& worker) {
-  const int inputs = op.in.channels / op.groups, elements = (inputs + SIGNS - 1) / SIGNS;
-  const Range rows = share(op.out.height, worker);
-  for (int y = rows.begin; y < rows.end; ++y)
-    for (int x = 0; x < op.out.width; ++x)
-      for (int g = 0; g < op.groups; ++g) {
-        const float* in = at<const float>(worker, op.in, y, x) + g * inputs;
-        uint8_t* out = at<uint8_t>(worker, op.out, y, x) + g * elements * sizeof(Element);
-        for (int c = 0; c < inputs; c += BLOCK) {
-          const int channels = inputs - c < BLOCK ? inputs - c : BLOCK;
-          uint32_t signs = 0;
-          for (int v = 0; v < VECS; ++v) signs |= lane_mask(load(in + c + v * WIDTH) > 0.0f) << (v * WIDTH);
-          put_signs(out, c, channels, signs & (0xFFFFu >> (BLOCK - channels)));
-        }
-      }
 }

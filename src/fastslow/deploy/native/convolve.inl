@@ -49,6 +49,13 @@ inline const T* window(const Op& op, const Worker& worker, const Walk& pixel, in
          group_offset;
 }
 
+// The part of a window that lies inside the image: taps `begin` to `end` along one axis.
+inline Range inside(int start, int taps, int dilation, int size) {
+  const int begin = start < 0 ? (-start + dilation - 1) / dilation : 0;
+  const int reach = start < size ? (size - start - 1) / dilation + 1 : 0;
+  return {begin, reach < taps ? reach : taps};
+}
+
 // Where a pixel's result goes, and what is added to it.
 struct Target {
   float* out;

@@ -7,8 +7,10 @@ using Count = uint64_t;
 constexpr int SIGNS = 64;  // channels in an element
 constexpr int UNIT = 16;   // output channels in a block of weights
 
+constexpr uint32_t spread(uint32_t signs) { return signs; }
+
 // Up to BLOCK signs of a pixel, from `channel` (a multiple of BLOCK) on.
-inline void put_signs(uint8_t* pixel, int channel, int channels, uint32_t signs) {
+inline void put_spread(uint8_t* pixel, int channel, int channels, uint32_t signs) {
   // A size known to the compiler is one store, not a call.
   if (channels == BLOCK)
     std::memcpy(pixel + channel / 8, &signs, 2);

@@ -11,13 +11,6 @@ inline void each_vector(const Op& op, const Worker& worker, Body body) {
       for (int c = 0; c < channels; c += WIDTH) store(at<float>(worker, op.out, y, x) + c, body(y, x, c));
 }
 
-// The part of a window that lies inside the image: taps `begin` to `end` along one axis.
-inline Range inside(int start, int taps, int dilation, int size) {
-  const int begin = start < 0 ? (-start + dilation - 1) / dilation : 0;
-  const int reach = start < size ? (size - start - 1) / dilation + 1 : 0;
-  return {begin, reach < taps ? reach : taps};
-}
-
 template <bool MAX>
 void pool(const Op& op, const Worker& worker) {
   const int channels = padded(op.out.channels);

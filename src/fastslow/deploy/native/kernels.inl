@@ -15,6 +15,8 @@ namespace {
 
 #include "conv_bits.inl"
 
+#include "pack.inl"
+
 #include "elementwise.inl"
 
 #include "transpose.inl"
@@ -26,7 +28,8 @@ const Kernels TABLE = {
     NAME,
     LAYOUT,
     {load_image, store_result, convolve_float<false>, convolve_float<true>, convolve_bits, pack_signs, pool<true>,
-     pool<false>, mean, add, affine, prelu, sign, flatten, copy, convolve_winograd},
+     pool<false>, mean, add, affine, prelu, sign, flatten, copy, convolve_winograd,
+     pack_image},
 };
 
 }  // namespace fastslow

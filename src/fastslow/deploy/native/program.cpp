@@ -41,6 +41,7 @@ using namespace fastslow;
 
 EXPORT int32_t fastslow_abi() { return ABI_VERSION; }
 EXPORT int32_t fastslow_op_size() { return sizeof(Op); }
+EXPORT int32_t fastslow_program_size() { return sizeof(Program); }
 
 EXPORT const char* fastslow_backend_name(int32_t index) {
   const Kernels* kernels = backend(index);
@@ -62,32 +63,32 @@ EXPORT void* fastslow_pool_new(int32_t threads) {
 
 EXPORT void fastslow_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
-// Memory is `workers` regions of `region` bytes: an arena, and scratch from `scratch` on. A batch is spread over the
-// workers image by image, so that an image's activations stay in one core's cache; a single image is spread op by op.
-// `seconds`, when given, receives the time spent in each op.
-EXPORT int32_t fastslow_run(int32_t index, void* pool_handle, const Op* ops, int32_t op_count, uint8_t* memory,
-                            int64_t region, int64_t scratch, const float* input, int64_t input_size, float* output,
-                            int64_t output_size, int64_t batch, double* seconds) {
-  const Kernels* kernels = backend(index);
-  if (!kernels || !pool_handle) return 1;
-  for (int32_t i = 0; i < op_count; ++i)
-    if (ops[i].kind < LOAD || ops[i].kind > CONV_WINOGRAD) return 2;
-  Pool& pool = *static_cast<Pool*>(pool_handle);
+// A batch is spread over the workers image by image, so that an image's activations stay in one core's cache; a single
+// image is spread op by op. `seconds`, when given, receives the time spent in each op.
+EXPORT int32_t fastslow_run(const Program* program, const float* input, float* output, int64_t batch, double* seconds) {
+  const Program& p = *program;
+  const Kernels* kernels = backend(p.backend);
+  if (!kernels || !p.pool) return 1;
+  for (int32_t i = 0; i < p.op_count; ++i)
+    if (p.ops[i].kind < LOAD || p.ops[i].kind > PACK_IMAGE) return 2;
+  Pool& pool = *static_cast<Pool*>(p.pool);
   const int workers = pool.size();
-  const auto execute = [&](const Worker& worker, const auto& after) {
-    for (int32_t i = 0; i < op_count; ++i) {
-      const auto start = Clock::now();
-      kernels->table[ops[i].kind](ops[i], worker);
+  // `arena` and `own` are the regions of the image and of the worker.
+  const auto execute = [&](int index, int count, uint8_t* arena, uint8_t* own, int64_t image, const auto& after) {
+    const Worker worker{index, count, arena, own + p.scratch, input + image * p.input_size,
+                        output + image * p.output_size};
+    for (int32_t i = 0; i < p.op_count; ++i) {
+      const auto start = seconds ? Clock::now() : Clock::time_point{};
+      kernels->table[p.ops[i].kind](p.ops[i], worker);
       after();
-      if (seconds && worker.index == 0) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+      if (seconds && index == 0) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
     }
   };
   if (workers == 1 || (batch >= workers && !seconds)) {
     std::atomic<int64_t> next{0};
     const auto body = [&](int thread) {
-      uint8_t* mine = memory + thread * region;
-      for (int64_t image; (image = next.fetch_add(1)) < batch;)
-        execute({0, 1, mine, mine + scratch, input + image * input_size, output + image * output_size}, [] {});
+      uint8_t* mine = p.memory + thread * p.region;
+      for (int64_t image; (image = next.fetch_add(1)) < batch;) execute(0, 1, mine, mine, image, [] {});
     };
     if (workers == 1)
       body(0);
@@ -98,9 +99,7 @@ EXPORT int32_t fastslow_run(int32_t index, void* pool_handle, const Op* ops, int
   Barrier barrier(workers);
   pool.run([&](int thread) {
     for (int64_t image = 0; image < batch; ++image)
-      execute({thread, workers, memory, memory + thread * region + scratch, input + image * input_size,
-               output + image * output_size},
-              [&] { barrier.wait(); });
+      execute(thread, workers, p.memory, p.memory + thread * p.region, image, [&] { barrier.wait(); });
   });
   return 0;
 }

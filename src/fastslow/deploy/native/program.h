@@ -10,7 +10,7 @@
 
 namespace fastslow {
 
-constexpr int32_t ABI_VERSION = 2;
+constexpr int32_t ABI_VERSION = 3;
 
 // Output channels are computed in blocks, and the channels of a float value are padded to a multiple of this, so
 // that no vector kernel has a remainder: two AVX2 registers, one AVX-512 register, four NEON registers.
@@ -33,6 +33,7 @@ enum Kind : int32_t {
   FLATTEN = 13,     // (H, W, C) -> a vector in (C, H, W) order
   COPY = 14,        // strided pixels and shifted channels: slices, zero pads, concatenations
   CONV_WINOGRAD = 15,  // CONV_SIGNS for 3x3 kernels with stride 1
+  PACK_IMAGE = 16,     // LOAD and PACK_SIGNS in one
 };
 
 // A value in the arena, channels last. Values that a padded convolution reads carry a margin of zero pixels that
@@ -56,11 +57,22 @@ struct Op {
   int32_t pixel_shift[2]; // COPY: in's pixel (0, 0) lands on this pixel of out
   float low, high;        // the clamp of the result; -inf and +inf when there is none
   const void* weight;     // layout depends on the kernel: see `Kernels`
-  const float* scale;     // per output channel, or null
-  const float* bias;      // per output channel, or null
-  const int32_t* tap_sums;  // CONV_BITS: sum of the +-1 weights, [tap][output channel]
+  const float* scale;     // per output channel, or null; CONV_BITS has both
+  const float* bias;
+  const int32_t* tap_sums;  // CONV_BITS in WORDS: sum of the +-1 weights, [tap][output channel]
   const int32_t* threshold; // CONV_BITS, packed_out: out bit = (dot > threshold) != flip
   const uint8_t* flip;
+};
+
+// What stays the same from run to run. One pointer to it crosses from Python in place of nine arguments: their
+// conversion takes as long as a small layer.
+struct Program {
+  int32_t backend, op_count;
+  void* pool;
+  const Op* ops;
+  uint8_t* memory;  // for each thread `region` bytes: an arena, and scratch from `scratch` on
+  int64_t region, scratch;
+  int64_t input_size, output_size;  // floats a sample
 };
 
 struct Worker {
@@ -76,13 +88,14 @@ using Kernel = void (*)(const Op&, const Worker&);
 // How an instruction set wants its 1-bit operands.
 enum BitLayout : int32_t {
   WORDS = 0,    // activations: 64 channels a uint64; weights: [block of 16][word][16] uint64
-  NIBBLES = 1,  // activations: 4 channels a byte, in its high half; weights: [block of 32][nibble][32] uint8
+  NIBBLES = 1,  // activations: 4 channels a byte, 16 + their bits (0 is padding); weights: [block of 32][nibble][32]
+                // uint8, where byte 2 i is output channel i of the block and byte 2 i + 1 channel i + 16
 };
 
 struct Kernels {
   const char* name;
   BitLayout layout;
-  Kernel table[CONV_WINOGRAD + 1];
+  Kernel table[PACK_IMAGE + 1];
 };
 
 extern const Kernels scalar_kernels;

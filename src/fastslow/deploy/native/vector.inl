@@ -12,6 +12,12 @@ inline Vec load(const float* from) {
   return value;
 }
 
+inline VecI load_ints(const int32_t* from) {
+  VecI value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
 
 inline Vec splat(float value) { return value - Vec{}; }  // unlike + 0, exact for -0: folds to a broadcast
