@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import data as data
     from . import indicators as indicators
     from . import models as models
+    from . import ops as ops
     from .binarize import Binarizer as Binarizer
     from .convert import Conversion as Conversion
     from .convert import binarize_ as binarize_
@@ -53,7 +54,7 @@ _HOME = {
     "weights": ("load_weights", "save_weights"),
     "wrapper": ("BinaryOptimizer", "optimizer"),
 }
-_MODULES = ("data", "indicators", "models")
+_MODULES = ("data", "indicators", "models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [*_MODULE_OF, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 

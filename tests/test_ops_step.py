@@ -1,0 +1,107 @@
+"""A whole training step with the fused operations against the plain one, and on a GPU twenty of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastslow as fs
+import tiny
+from fastslow import ops
+from fastslow.ops import conv, norm, quantize, switch
+from fastslow.training.precision import float32_products
+from on_device import DEVICE, last, pytestmark  # noqa: F401
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each operation ran; on the CPU in the interpreter."""
+    counted: Counter[str] = Counter()
+
+    def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any) -> Any:
+            counted[name] += 1
+            return function(*args)
+
+        return counting
+
+    for module, name in ((conv, "weight_gradient"), (norm, "normalise"), (norm, "differentiate"), (quantize, "bits")):
+        monkeypatch.setattr(module, name, count(name, getattr(module, name)))
+    if DEVICE == "cpu":
+        for module in (conv, norm, quantize):
+            monkeypatch.setattr(module, "on_current_device", lambda x: True)
+            monkeypatch.setattr(module, "trusted", lambda *args: True)
+        monkeypatch.setattr(conv, "tf32_allowed", lambda: True)
+        monkeypatch.setattr(conv, "_COLUMNS", 1 << 14)
+        monkeypatch.setattr(conv, "_MULTIPROCESSORS", 1)
+    return counted
+
+
+@pytest.mark.parametrize("method", ["ste", pytest.param("multifc", marks=pytest.mark.slow)])
+def test_one_step_of_a_resnet(method: str, calls: Counter[str]) -> None:
+    torch.manual_seed(0)
+    x, y = last(torch.randn(3, 3, 8, 8)), torch.tensor([0, 1, 2], device=DEVICE)
+    start = fs.models.resnet8().state_dict()
+    results = []
+    for fused in (False, True):
+        model = fs.models.resnet8()
+        model.load_state_dict(start)
+        fs.binarize_(model, method, skip=fs.first_and_last(model))
+        model.to(DEVICE, memory_format=torch.channels_last)
+        optimizer = fs.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        model.train()
+        with float32_products(torch.device(DEVICE), tf32=True):
+            with ops.fused(fused):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        results.append({"loss": loss.detach(), **gradients, **dict(model.named_buffers())})
+    binary, norms = len(fs.binary_layers(model)), sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert calls == {"weight_gradient": binary, "normalise": norms, "differentiate": norms, "bits": binary}
+    for name, want in results[0].items():
+        error = float((results[1][name] - want).double().norm() / want.double().norm())
+        assert error < (3e-2 if DEVICE == "cuda" else 1e-4), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "float32"])
+@pytest.mark.parametrize("method", ["ste", "fsg-weight"])
+def test_twenty_steps_of_a_run(
+    method: str, precision: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured in a graph as always. A bit may turn a step earlier or later, so distances are compared, not numbers."""
+    config = tiny.config(method, precision=precision, optimizer="momentum", lr=0.01, epochs=4)
+    config = replace(config, model="resnet8")
+    weights, losses = [], []
+    for wanted in ("0", "1"):
+        monkeypatch.setenv(switch.SWITCH, wanted)
+        assert not calls
+        trainer = fs.Trainer(config, tiny.dataset(), device="cuda")
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        result = trainer.fit()
+        moved = [p.detach() - old for p, old in zip(trainer.model.parameters(), before, strict=True)]
+        weights.append(torch.cat([part.reshape(-1) for part in moved]).double())
+        losses.append(torch.tensor([row["train_loss"] for row in result["curve"]]))
+    expected = {"weight_gradient", "normalise", "differentiate", "bits"}
+    assert set(calls) == (expected - {"weight_gradient"} if precision == "float32" else expected)
+    assert float((weights[1] - weights[0]).norm() / weights[0].norm()) < 0.5
+    assert float(torch.cosine_similarity(*weights, dim=0)) > 0.9
+    torch.testing.assert_close(*losses, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_every_operation_is_trusted_here() -> None:
+    switch.trusted.cache_clear()
+    for operation, dtype in (("conv", torch.float32), ("conv", torch.bfloat16), ("norm", torch.float32),
+                             ("norm", torch.bfloat16), ("quantize", torch.float32)):  # fmt: skip
+        assert switch.trusted(operation, dtype, torch.device("cuda", torch.cuda.current_device()))
