@@ -96,11 +96,19 @@ def test_a_damaged_mini_set_is_noticed(monkeypatch):
 def test_holdout_is_the_end_of_training_and_leaves_test_alone(monkeypatch):
     full = load("mini")
     only_train = {"train": full.train}
-    monkeypatch.setattr(dataset, "_DATASETS", {"mini": lambda root, download, url: only_train.__getitem__})
-    data = load("mini", holdout=500)
+    monkeypatch.setattr(dataset, "_DATASETS", {"cifar10": lambda root, download, url: only_train.__getitem__})
+    data = load("cifar10", holdout=500)
     assert (len(data.train), len(data.test), data.holdout) == (3500, 500, 500)
     assert torch.equal(torch.cat([data.train.images, data.test.images]), full.train.images)
     assert torch.equal(torch.cat([data.train.labels, data.test.labels]), full.train.labels)
+
+
+def test_the_mini_set_holds_out_every_class_alike():
+    full, data = load("mini"), load("mini", holdout=500)
+    assert data.test.labels.bincount().tolist() == [50] * 10
+    assert data.train.labels.bincount().tolist() == [350] * 10
+    both = torch.cat([data.train.images, data.test.images]).flatten(1)
+    assert torch.equal(both.unique(dim=0), full.train.images.flatten(1).unique(dim=0))
 
 
 @pytest.mark.parametrize("holdout", [-1, 4000, 10**9])

@@ -445,8 +445,9 @@ def demo(
         print_json(result)
 
 
-from . import cli_deploy, cli_evidence  # noqa: E402 (modules of their own: the commands' order is that of --help)
+from . import cli_deploy, cli_evidence, cli_sweep  # noqa: E402 (modules of their own: the commands' order is that of --help)
 
+cli_sweep.add_commands(app)
 cli_deploy.add_commands(app)
 cli_evidence.add_commands(app)
 
