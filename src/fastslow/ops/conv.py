@@ -22,7 +22,8 @@ _WIDEST = 64
 _MULTIPROCESSORS = 132  # of an H200: each runs three or four programs at a time
 _WORKSPACE = 8 << 20  # bytes of partial sums to stay below, where a split is needed at all
 _POSITIONS = 32  # output positions of a step of a program
-_COLUMNS = 32  # numbers of the gradient that one program adds up
+_ROWS = 128  # partial sums that are read together
+_COLUMNS = 16  # numbers of the gradient that one program adds up
 
 
 def conv2d(
@@ -113,7 +114,7 @@ def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, stride: Pair, padding: P
     constants = {**image, **dict(moves), **plan.shape, "PRECISION": precision}
     launch(conv_kernels.weight_gradient, grid, x, dy, partial, positions, **constants)
     adders = (ceil(CO * columns, _COLUMNS),)
-    size = {"SPLITS": plan.splits, "ROWS": 64, "COLUMNS": _COLUMNS}
+    size = {"SPLITS": plan.splits, "ROWS": min(_ROWS, 1 << (plan.splits - 1).bit_length()), "COLUMNS": _COLUMNS}
     launch(conv_kernels.sum_partials, adders, partial, out, CO * columns, **size)
     return out
 
