@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fastslow.deploy.graph import Graph, Node
+from fastslow.deploy.native import Kind
 from test_deploy_support import NATIVE, conv, engine, linear, residual_graph
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the native library is not built (no compiler at install time)")
@@ -77,6 +78,29 @@ def test_bits_stay_packed_between_layers(backend: str) -> None:
     graph = Graph(shape, (first, second, third))
     fast = engine(graph, backend)
     assert sum(op.packed_out for op in fast._backend.program.ops) == 2  # pyright: ignore[reportAttributeAccessIssue]
+    x = rng.standard_normal((3, *shape)).astype(np.float32)
+    np.testing.assert_array_equal(fast(x), engine(graph, "numpy")(x))
+
+
+@pytest.mark.parametrize("backend", NATIVE)
+@pytest.mark.parametrize("norm", [False, True])
+def test_bits_stay_packed_through_a_max_pool(backend: str, norm: bool) -> None:
+    """BatchNorm behind the pool may turn signs around, be constant, or hit zero exactly."""
+    rng = np.random.default_rng(0)
+    shape, channels = (33, 9, 8), 70
+    first = conv(rng, shape, channels, padding=(1, 1), name="a")
+    first.tensors["scale"][:4] = [0, 1, -1, 1e-30]  # pyright: ignore[reportIndexIssue]
+    window = {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 2)}
+    nodes = [first, Node("max_pool", "pool", (1,), window)]
+    if norm:
+        scale, bias = (rng.standard_normal(channels).astype(np.float32) for _ in range(2))
+        scale[:6], bias[:6] = [0, 0, 0, 0.5, -0.5, -1], [1, -1, 0, 0, 0, -3]
+        nodes += [Node("affine", "norm", (2,), {}, {"scale": scale, "bias": bias}), Node("relu", "relu", (3,))]
+    nodes.append(conv(rng, (channels, 5, 4), 10, padding=(1, 1), name="b", source=len(nodes)))
+    graph = Graph(shape, tuple(nodes))
+    fast = engine(graph, backend, threads=2)
+    kinds = [op.kind for op in fast._backend.program.ops]  # pyright: ignore[reportAttributeAccessIssue]
+    assert kinds == [Kind.PACK_IMAGE, Kind.CONV_BITS, Kind.POOL_BITS, Kind.CONV_BITS, Kind.STORE]
     x = rng.standard_normal((3, *shape)).astype(np.float32)
     np.testing.assert_array_equal(fast(x), engine(graph, "numpy")(x))
 

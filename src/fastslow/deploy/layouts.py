@@ -55,8 +55,7 @@ def bit_weights(bits: NDArray[np.uint8], taps: int, groups: int, layout: Layout)
     if layout is Layout.WORDS:
         elements: NDArray[Any] = packed.view("<u8")
     else:
-        elements = np.stack([packed & 15, packed >> 4], axis=3).reshape(len(bits), taps, -1)
-        elements = elements[:, :, : -(-inputs // 4)]
+        elements = _nibbles(packed)[:, :, : -(-inputs // 4)]
     blocks = grouped(elements.reshape(len(bits), -1), groups, UNIT[layout])
     if layout is Layout.WORDS:
         return blocks
@@ -88,22 +87,43 @@ def channel_vector(tensor: NDArray[Any] | None, channels: int) -> NDArray[np.flo
     return filled
 
 
-def thresholds(node: Node, depth: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+def thresholds(node: Node, depth: int, norm: Node | None = None) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Integers such that `scale * dot + bias > 0` in float32 exactly where `(dot > threshold) != flip`.
 
-    The left side is monotone in `dot`, also after rounding, so bisection over the integers finds the step.
+    The left side is monotone in `dot`, also after rounding, so bisection over the integers finds the step. `norm` is
+    applied to it first where a max-pool stands between; where it turns signs around, the flip is for the turned sign.
     """
     channels = node["outputs"]
-    scale = np.broadcast_to(node.tensors.get("scale", np.ones(1, np.float32)), channels)
-    bias = np.broadcast_to(node.tensors.get("bias", np.zeros(1, np.float32)), channels)
-    flip = scale < 0
+    scale, bias = _affine(node, channels)
+    norm_scale, norm_bias = _affine(norm, channels)
+    turned = norm_scale < 0
+    flip = (scale < 0) != turned
     low, high = np.full(channels, -depth - 1, np.int64), np.full(channels, depth, np.int64)
     while (low < high).any():  # the largest dot whose bit is `flip`, or -depth - 1 if all have the other
         middle = (low + high + 1) // 2
-        with np.errstate(over="ignore"):  # an infinite product has the right sign
-            positive = middle.astype(np.float32) * scale + bias > 0
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite product has the right sign
+            positive = norm_scale * (middle.astype(np.float32) * scale + bias) + norm_bias > 0
         low, high = np.where(positive == flip, middle, low), np.where(positive == flip, high, middle - 1)
     size = round_up(channels, BLOCK) + BLOCK
     limits, flips = np.zeros(size, np.int32), np.zeros(size, np.uint8)
-    limits[:channels], flips[:channels] = low, flip
+    limits[:channels], flips[:channels] = low, flip != turned
     return limits, np.packbits(flips, bitorder="little")
+
+
+def turned_signs(norm: Node | None, channels: int, layout: Layout) -> NDArray[Any]:
+    """The bits that `norm` behind a max-pool turns around, as one pixel of packed signs."""
+    turned = np.zeros(round_up(channels, 64), np.uint8)
+    turned[:channels] = _affine(norm, channels)[0] < 0
+    packed = np.packbits(turned, bitorder="little")
+    return packed if layout is Layout.WORDS else _nibbles(packed)
+
+
+def _nibbles(packed: NDArray[np.uint8]) -> NDArray[Any]:
+    """Bytes to twice as many half bytes, along the last axis."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _affine(node: Node | None, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    tensors = node.tensors if node else {}
+    scale, bias = tensors.get("scale", np.ones(1, np.float32)), tensors.get("bias", np.zeros(1, np.float32))
+    return np.broadcast_to(scale, channels), np.broadcast_to(bias, channels)

@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 BLOCK = 16  # channels of a float value are padded to a multiple of this
 TILES = 24  # squares that CONV_WINOGRAD transforms at a time
 
@@ -36,6 +36,7 @@ class Kind(IntEnum):
     COPY = 14
     CONV_WINOGRAD = 15
     PACK_IMAGE = 16
+    POOL_BITS = 17
 
 
 class Layout(IntEnum):

@@ -1,9 +1,7 @@
-"""From a graph to the flat program that the native library runs: fusion, memory, operands.
+"""From a graph to the flat program that the native library runs: memory and operands.
 
-Fusion: a residual add and a ReLU or clip become the last step of the layer before them, and a binary layer that is
-read only for its signs writes bits. Memory: values live in one arena, channels last. A value that a padded
-convolution reads has a margin of zeros around it; since nobody writes margins, a buffer may be used again for any
-value of exactly the same geometry.
+Values live in one arena, channels last. A value that a padded convolution reads has a margin of zeros around it; since
+nobody writes margins, a buffer may be used again for any value of exactly the same geometry.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError
+from .fuse import WEIGHTED, Step, fuse, groups_of, takes_signs
 from .graph import Graph, Node, Shape
 from .layouts import (
     ELEMENT_BYTES,
@@ -30,63 +29,12 @@ from .layouts import (
     sign_weights,
     tap_sums,
     thresholds,
+    turned_signs,
 )
 from .native import BLOCK, TILES, Kind, Layout, Op, View
 
 MAX_ARENA = 2**30
 SLACK = 256  # a vector load at the end of a value may read past it
-_WEIGHTED = ("conv", "linear")
-_CLAMPABLE = (*_WEIGHTED, "affine", "add", "max_pool", "avg_pool", "mean")
-
-
-@dataclass(eq=False, repr=False)
-class Step:
-    """A node with what was fused into it. `value` is the value that its result stands for."""
-
-    node: Node
-    value: int
-    inputs: tuple[int, ...]
-    other: int | None = None
-    low: float = -math.inf
-    high: float = math.inf
-    packed: bool = False
-
-
-def fuse(graph: Graph) -> list[Step]:
-    """Steps in order of execution."""
-    readers: defaultdict[int, int] = defaultdict(int)
-    for node in graph.nodes:
-        for source in node.inputs:
-            readers[source] += 1
-    readers[len(graph.nodes)] += 1  # the caller
-    steps: dict[int, Step] = {}  # by value
-    for index, node in enumerate(graph.nodes):
-        value = index + 1
-        before = steps.get(max(node.inputs))
-        alone = (
-            before is not None and readers[before.value] == 1 and before.low == -math.inf and before.high == math.inf
-        )
-        if before is not None and alone and node.op in ("relu", "clip") and before.node.op in _CLAMPABLE:
-            before.low, before.high = (0.0, math.inf) if node.op == "relu" else (node["low"], node["high"])
-        elif before is not None and alone and node.op == "add" and before.node.op in _WEIGHTED and before.other is None:
-            before.other = min(node.inputs)
-        else:
-            steps[value] = Step(node, value, node.inputs)
-            continue
-        del steps[before.value]
-        before.value = value
-        steps[value] = before
-    ordered = list(steps.values())
-    _pack_outputs(ordered, len(graph.nodes))
-    return ordered
-
-
-def _takes_signs(node: Node) -> bool:
-    return node.op in _WEIGHTED and node["sign_input"]
-
-
-def _groups(node: Node) -> int:
-    return node["groups"] if node.op == "conv" else 1
 
 
 def _suits_winograd(node: Node, inputs: int, shape: Shape) -> bool:
@@ -95,19 +43,6 @@ def _suits_winograd(node: Node, inputs: int, shape: Shape) -> bool:
         return False
     even = shape[1] % 2 == 0 and shape[2] % 2 == 0
     return even and node["groups"] == 1 and inputs >= 8 and inputs * node["outputs"] <= 64 * 64
-
-
-def _pack_outputs(steps: list[Step], output: int) -> None:
-    """Let a binary layer write bits where every reader would take the signs of its result."""
-    for step in steps:
-        if not _takes_signs(step.node) or _groups(step.node) != 1 or step.other is not None or step.value == output:
-            continue
-        readers = [other for other in steps if step.value in other.inputs or other.other == step.value]
-        signs_only = all(
-            _takes_signs(reader.node) and _groups(reader.node) == 1 and reader.other != step.value for reader in readers
-        )
-        # A clamp around zero doesn't change a sign.
-        step.packed = signs_only and step.low <= 0 < step.high
 
 
 @dataclass(eq=False, repr=False)
@@ -186,14 +121,14 @@ class _Compiler:
         for number, step in enumerate(self.steps):
             for source in [*step.inputs, *([] if step.other is None else [step.other])]:
                 self.last_use[source] = number
-            if _takes_signs(step.node):
-                self.last_use[step.inputs[0], _groups(step.node)] = number
+            if takes_signs(step.node) or step.packed:
+                self.last_use[step.inputs[0], groups_of(step.node)] = number
         self.last_use.pop(len(self.graph.nodes), None)
 
     def _input_is_signs(self) -> bool:
         """Whether nothing but the signs of an image are read."""
         readers = [step for step in self.steps if 0 in step.inputs or step.other == 0]
-        signs = all(_takes_signs(step.node) and _groups(step.node) == 1 and step.other != 0 for step in readers)
+        signs = all(takes_signs(step.node) and groups_of(step.node) == 1 and step.other != 0 for step in readers)
         return signs and len(self.shapes[0]) == 3
 
     def _input_pixel(self) -> int | None:
@@ -251,8 +186,11 @@ class _Compiler:
         common: dict[str, Any] = {"low": step.low, "high": step.high}
         if step.other is not None:
             common |= {"has_other": 1, "other": self.views[step.other]}
-        if node.op in _WEIGHTED:
+        if node.op in WEIGHTED:
             self._lower_weights(step, common)
+            return
+        if step.packed:
+            self._lower_bit_pool(step)
             return
         source = self.views[step.inputs[0]]
         if node.op == "flatten" and source.height == source.width == 1:
@@ -278,6 +216,12 @@ class _Compiler:
                 common[name] = self._pointer(channel_vector(node.tensors[role], channels))
         common["count_pad"] = int(node.attributes.get("count_include_pad", False))
         self._emit(node.name, _KINDS[node.op], in_=source, out=out, **common)
+
+    def _lower_bit_pool(self, step: Step) -> None:
+        window = {attribute: step.node[attribute] for attribute in ("kernel", "stride", "padding", "dilation")}
+        source, out = self.views[step.inputs[0], 1], self._sign_view(step.value, 1)
+        turned = self._pointer(turned_signs(step.norm, out.channels, self.layout))
+        self._emit(step.node.name, Kind.POOL_BITS, in_=source, out=out, flip=turned, **window)
 
     def _alias(self, step: Step) -> None:
         source = step.inputs[0]
@@ -307,13 +251,13 @@ class _Compiler:
     def _lower_weights(self, step: Step, common: dict[str, Any]) -> None:
         node, source = step.node, step.inputs[0]
         inputs = self.shapes[source][0]
-        groups = _groups(node)
+        groups = groups_of(node)
         kernel = node["kernel"] if node.op == "conv" else (1, 1)
         taps = kernel[0] * kernel[1]
         if node.op == "conv":
             common |= {key: node[key] for key in ("kernel", "stride", "padding", "dilation", "groups")}
         for role, neutral in (("scale", 1), ("bias", 0)):
-            default = np.full(1, neutral, np.float32) if _takes_signs(node) else None  # which the kernel then expects
+            default = np.full(1, neutral, np.float32) if takes_signs(node) else None  # which the kernel then expects
             common[role] = self._pointer(channel_vector(node.tensors.get(role, default), node["outputs"]))
         self.scratch = max(self.scratch, taps * 24 + 128)  # runs, and taps outside the image
         if not node.binary:
@@ -341,7 +285,7 @@ class _Compiler:
             else:
                 common["tap_sums"] = self._pointer(tap_sums(bits, taps))
             if step.packed:
-                limits, flips = thresholds(node, bits.shape[1])
+                limits, flips = thresholds(node, bits.shape[1], step.norm)
                 common |= {"packed_out": 1, "threshold": self._pointer(limits), "flip": self._pointer(flips)}
         common["weight"] = self._pointer(weights)
         out = self._sign_view(step.value, 1) if step.packed else self._view(step.value)

@@ -39,6 +39,8 @@ struct Tables {
 };
 constexpr Tables tables;
 
+constexpr uint8_t NO_SIGNS = 16;  // an element whose signs are all -1
+
 // Four nibbles in the low halves of four bytes.
 constexpr uint32_t spread(uint32_t signs) {
   const uint32_t bytes = (signs | signs << 8) & 0x00FF00FFu;
@@ -47,7 +49,7 @@ constexpr uint32_t spread(uint32_t signs) {
 
 // Up to BLOCK signs of a pixel, from `channel` (a multiple of BLOCK) on.
 inline void put_spread(uint8_t* pixel, int channel, int channels, uint32_t bytes) {
-  bytes |= 0x10101010u;
+  bytes |= NO_SIGNS * 0x01010101u;
   // A size known to the compiler is one store, not a call.
   if (channels == BLOCK)
     std::memcpy(pixel + channel / 4, &bytes, 4);

@@ -7,6 +7,8 @@ using Count = uint64_t;
 constexpr int SIGNS = 64;  // channels in an element
 constexpr int UNIT = 16;   // output channels in a block of weights
 
+constexpr uint8_t NO_SIGNS = 0;  // a byte of an element whose signs are all -1
+
 constexpr uint32_t spread(uint32_t signs) { return signs; }
 
 // Up to BLOCK signs of a pixel, from `channel` (a multiple of BLOCK) on.

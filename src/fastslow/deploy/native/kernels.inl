@@ -29,7 +29,7 @@ const Kernels TABLE = {
     LAYOUT,
     {load_image, store_result, convolve_float<false>, convolve_float<true>, convolve_bits, pack_signs, pool<true>,
      pool<false>, mean, add, affine, prelu, sign, flatten, copy, convolve_winograd,
-     pack_image},
+     pack_image, pool_bits},
 };
 
 }  // namespace fastslow

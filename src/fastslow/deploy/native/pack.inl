@@ -1,4 +1,4 @@
-// From floats to the packed signs that `convolve_bits` reads: x > 0.
+// Packed signs, in the form that `convolve_bits` reads: from floats (x > 0), and of maximums.
 
 void pack_signs(const Op& op, const Worker& worker) {
   const int inputs = op.in.channels / op.groups, elements = (inputs + SIGNS - 1) / SIGNS;
@@ -53,4 +53,23 @@ void pack_image(const Op& op, const Worker& worker) {
       put(spread(signs));
     }
   }
+}
+
+// The sign of a maximum: +1 where any sign is.
+void pool_bits(const Op& op, const Worker& worker) {
+  const Range rows = share(op.out.height, worker);
+  for (int y = rows.begin; y < rows.end; ++y)
+    for (int x = 0; x < op.out.width; ++x) {
+      const int top = y * op.stride[0] - op.padding[0], left = x * op.stride[1] - op.padding[1];
+      const Range down = inside(top, op.kernel[0], op.dilation[0], op.in.height);
+      const Range across = inside(left, op.kernel[1], op.dilation[1], op.in.width);
+      uint8_t* out = at<uint8_t>(worker, op.out, y, x);
+      std::memset(out, NO_SIGNS, static_cast<size_t>(op.out.pixel));
+      for (int i = down.begin; i < down.end; ++i)
+        for (int j = across.begin; j < across.end; ++j) {
+          const uint8_t* in = at<const uint8_t>(worker, op.in, top + i * op.dilation[0], left + j * op.dilation[1]);
+          for (int b = 0; b < op.out.pixel; ++b) out[b] |= in[b];
+        }
+      for (int b = 0; b < op.out.pixel; ++b) out[b] ^= op.flip[b];
+    }
 }

@@ -70,7 +70,7 @@ EXPORT int32_t fastslow_run(const Program* program, const float* input, float* o
   const Kernels* kernels = backend(p.backend);
   if (!kernels || !p.pool) return 1;
   for (int32_t i = 0; i < p.op_count; ++i)
-    if (p.ops[i].kind < LOAD || p.ops[i].kind > PACK_IMAGE) return 2;
+    if (p.ops[i].kind < LOAD || p.ops[i].kind > POOL_BITS) return 2;
   Pool& pool = *static_cast<Pool*>(p.pool);
   const int workers = pool.size();
   // `arena` and `own` are the regions of the image and of the worker.

@@ -10,7 +10,7 @@
 
 namespace fastslow {
 
-constexpr int32_t ABI_VERSION = 3;
+constexpr int32_t ABI_VERSION = 4;
 
 // Output channels are computed in blocks, and the channels of a float value are padded to a multiple of this, so
 // that no vector kernel has a remainder: two AVX2 registers, one AVX-512 register, four NEON registers.
@@ -34,6 +34,7 @@ enum Kind : int32_t {
   COPY = 14,        // strided pixels and shifted channels: slices, zero pads, concatenations
   CONV_WINOGRAD = 15,  // CONV_SIGNS for 3x3 kernels with stride 1
   PACK_IMAGE = 16,     // LOAD and PACK_SIGNS in one
+  POOL_BITS = 17,      // MAX_POOL of packed signs: their disjunction, xor `flip`, which is laid out as a pixel
 };
 
 // A value in the arena, channels last. Values that a padded convolution reads carry a margin of zero pixels that
@@ -61,7 +62,7 @@ struct Op {
   const float* bias;
   const int32_t* tap_sums;  // CONV_BITS in WORDS: sum of the +-1 weights, [tap][output channel]
   const int32_t* threshold; // CONV_BITS, packed_out: out bit = (dot > threshold) != flip
-  const uint8_t* flip;
+  const uint8_t* flip;      // one bit a channel; POOL_BITS: see there
 };
 
 // What stays the same from run to run. One pointer to it crosses from Python in place of nine arguments: their
@@ -95,7 +96,7 @@ enum BitLayout : int32_t {
 struct Kernels {
   const char* name;
   BitLayout layout;
-  Kernel table[PACK_IMAGE + 1];
+  Kernel table[POOL_BITS + 1];
 };
 
 extern const Kernels scalar_kernels;
