@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fastslow.data import Dataset, ImageSet
+from fastslow import data
 from fastslow.training.conditions import conditions
 from fastslow.training.config import RunConfig
 from fastslow.training.loop import Trainer
@@ -39,14 +39,6 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 WARM_UP = 10  # steps: until histories are full, lazy states exist and a graph is captured
 
 
-def dataset(batch: int) -> Dataset:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (64 * batch, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 10, (64 * batch,), generator=generator)
-    image_set = ImageSet(images=images, labels=labels, classes=tuple("0123456789"))
-    return Dataset(name="noise", train=image_set, test=image_set.subset(slice(0, batch)))
-
-
 def steps(trainer: Trainer) -> Iterator[Any]:
     while True:
         yield from trainer._steps(0, 0)
@@ -54,7 +46,7 @@ def steps(trainer: Trainer) -> Iterator[Any]:
 
 def measure(model: str, names: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device(args.device)
-    data = dataset(args.batch)
+    images = data.load("mini")  # real ones: how far back the slow-net looks depends on the size of the gradients
     running, peak = {}, {}
     for name in names:
         method, fields = METHODS[name]
@@ -64,7 +56,7 @@ def measure(model: str, names: list[str], args: argparse.Namespace) -> list[dict
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        running[name] = steps(Trainer(config, data, device=device))
+        running[name] = steps(Trainer(config, images, device=device))
         for _ in range(WARM_UP):
             next(running[name])
         if device.type == "cuda":

@@ -26,8 +26,15 @@ def _offsets(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([0, *sizes], dtype=torch.int64, device=device).cumsum(0)
 
 
+@functools.lru_cache(maxsize=64)
+def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
+
+
 def repeated(values: Tensor, sizes: Sequence[int]) -> Tensor:
     """One value a layer -> one a weight."""
+    if values.device.type == "cuda" and not values.requires_grad:
+        return values.index_select(0, _owners(tuple(sizes), values.device))  # a tenth of repeat_interleave's time
     return values.repeat_interleave(constant(sizes, values.device), output_size=sum(sizes))
 
 

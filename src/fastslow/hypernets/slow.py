@@ -114,7 +114,7 @@ class MambaSlowNet(SlowNet):
     ) -> Tensor:
         if not reference and native.can_run(self, history):
             return native.concat_to_horizon(self, history, sizes, layers, scales, known=known)
-        if not reference and kernels.can_run(self, history, "concat"):
+        if not reference and kernels.can_run(self, history, "concat") and kernels.fits(self, sizes):
             from fastslow.hypernets.kernels import launch  # imports Triton
 
             return launch.concat(self, history, sizes, layers, scales, known=known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +47,11 @@ def can_run(net: MambaSlowNet, history: Tensor, layout: str) -> bool:
     )
 
 
+def fits(net: MambaSlowNet, sizes: Sequence[int]) -> bool:
+    """Whether the concatenated layout's kernels can number what the largest layer needs."""
+    return 4 * net.D.numel() * max(sizes) < 2**31
+
+
 @functools.cache
 def trusted(layout: str, device: torch.device) -> bool:
     """Whether the kernels of a layout agree with plain PyTorch on a small problem, tried once on each device.
@@ -57,7 +63,7 @@ def trusted(layout: str, device: torch.device) -> bool:
 
     with torch.random.fork_rng(devices=[]):  # on the CPU, and without a trace in the run's random numbers
         torch.manual_seed(0)
-        net = MambaSlowNet(2, expand=3, d_state=2).to(device)
+        net = MambaSlowNet(2, d_state=2).to(device)  # compiles what a net of the default width will use
         history = torch.randn(2, 300).to(device)
     parameters = list(net.parameters())
     try:

@@ -1,18 +1,26 @@
 # pyright: reportGeneralTypeIssues=false
 # What is inside @triton.jit is Triton's language, not Python.
-"""The concatenated slow-net as Triton kernels: one sequence a layer, cut into chunks, many layers in one launch.
+"""The concatenated slow-net as Triton kernels: one sequence a layer, many layers in one launch, lanes along time.
 
-A program takes one chunk and 32 channels, one channel a lane, its 16 states in the lane's registers. Chunks run side by
-side: `summaries` gives each one's end state from zero, `carry` passes the states on from chunk to chunk, `outputs` runs
-through those that are read. Backward is the same from the end (`back_summaries`, `carry_back`), and then `backward`,
-which recomputes a chunk's states from its start, a few tokens at a time. What mixes channels (convolution, projections
-to dt, B and C) is done before (`project`) and after (`unproject`), a tile of tokens at a time.
+A launch takes one row of the history (one gradient of every layer, N tokens), cut into tiles of T tokens that never
+cross a layer; the first row also holds the layers' embeddings (LRE), one token before each. Rows follow each other, so
+that memory is needed for one of them.
 
-A chunk that ends before the `starts` of its layer and channels does nothing: see horizon.py.
+    project     x (after convolution and silu), dt, and the projections to B and C
+    summarise   what each tile adds to the state that leaves it
+    carry       the state that enters each tile, from those of the tiles before; between rows a layer's state is kept
+    outputs     the last row's: a scan within each tile
 
-Tables: a chunk is (layer, first position, tokens, place, wanted, first output), a layer (column, size, place of its
-token 0, first chunk, end of its chunks). "Place" counts tokens of the whole group. Records are those of csrc/common.h,
-one column a channel; with the exact hold the scan carries w = A h + B x (csrc/concat.inc says why).
+and backward, from the last row to the first (concat_backward.py), the same three steps for the gradient of the state,
+then everything else. What channels share is summed within a program that takes all (or a part) of them in turn.
+
+With the exact hold the scan carries w = A h + B x, and in `w_t = exp(dt A) (w_{t-1} + B_t x_t - B_{t-1} x_{t-1})` the
+difference is formed before anything is added to it (csrc/concat.inc says why). Between tiles the state is A h.
+
+A tile that ends before the `starts` of its layer and channel is left alone: see horizon.py.
+
+Tables: a tile is (layer, first token in the row, tokens), a layer (column, size, first tile, end of its tiles). Records
+are those of csrc/common.h, one column a channel.
 """
 
 import triton
@@ -21,241 +29,256 @@ import triton.language as tl
 from fastslow.hypernets.kernels.maths import logistic, softplus
 
 STATES = tl.constexpr(16)
-LANES = tl.constexpr(32)
-CHUNK_FIELDS = tl.constexpr(6)
-LAYER_FIELDS = tl.constexpr(5)
-U, RAW, RATE_ROW, B_ROW, C_ROW = (tl.constexpr(i) for i in (0, 1, 2, 3, 19))  # rows of `tokens`
-ROWS = tl.constexpr(35)
-D_RATE, D_B, D_C, D_U = (tl.constexpr(i) for i in (0, 1, 17, 33))  # rows of a block's `dtokens`
-D_ROWS = tl.constexpr(34)
+TILE_FIELDS = tl.constexpr(3)
+LAYER_FIELDS = tl.constexpr(4)
+U, RATE, B_ROW, STEP_ROW, C_ROW = (tl.constexpr(i) for i in (0, 1, 2, 18, 34))  # rows of `tokens`; STEP: B_t - B_{t-1}
+ROWS = tl.constexpr(50)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _seen(history, layers, lre, unit, token_weight, layer, position, mask, weights):
-    """Raw and projected tokens at these positions."""
+def field_dt(TAPS: tl.constexpr):
+    """Where a record holds the weight and, next to it, the bias of dt."""
+    return TAPS + 2 + 2 * STATES
+
+
+@triton.jit
+def field_A(TAPS: tl.constexpr):
+    return TAPS + 4 + 2 * STATES
+
+
+@triton.jit
+def field_ends(TAPS: tl.constexpr):
+    """D, out, gate."""
+    return TAPS + 4 + 3 * STATES
+
+
+@triton.jit
+def compose(decay_1, added_1, decay_2, added_2):
+    """First one stretch of a scan, then another."""
+    return decay_1 * decay_2, decay_2 * added_1 + added_2
+
+
+@triton.jit
+def seen(history, layers, lre, unit, token_weight, layer, position, mask, weights):
+    """Raw and projected tokens at these positions of a layer's sequence; position 0 is the LRE."""
     column = tl.load(layers + layer * LAYER_FIELDS)
     size = tl.load(layers + layer * LAYER_FIELDS + 1)
     row = (position - 1) // size
     at = row.to(tl.int64) * weights + column + (position - 1 - row * size)
     raw = tl.load(history + at, mask & (position >= 1), 0.0) * tl.load(unit + layer)
-    return raw, tl.where(position == 0, tl.load(lre + layer), raw * token_weight)
+    u = tl.where(position == 0, tl.load(lre + layer), raw * token_weight)
+    return raw, tl.where(mask & (position >= 0), u, 0.0)
 
 
-@triton.jit(do_not_specialize=["weights", "stride"])
+@triton.jit
+def first_position(layers, layer, begin, row):
+    """The position in the layer's sequence of the token `begin` of this row."""
+    return 1 + row * tl.load(layers + layer * LAYER_FIELDS + 1) + begin
+
+
+@triton.jit
+def window(history, layers, lre, unit, token_weight, layer, position, mask, weights, TAPS: tl.constexpr):
+    """What the convolution reads at these positions: the token there, the one before it, ..."""
+    taps = ()
+    for k in tl.static_range(TAPS):
+        _raw, tap = seen(history, layers, lre, unit, token_weight, layer, position - k, mask, weights)
+        taps = taps + (tap,)
+    return taps
+
+
+@triton.jit
+def convolved(records, taps, c, ch, TAPS: tl.constexpr):
+    pre = taps[0] * tl.load(records + (TAPS - 1) * ch + c) + tl.load(records + TAPS * ch + c)
+    for k in tl.static_range(1, TAPS):
+        pre += taps[k] * tl.load(records + (TAPS - 1 - k) * ch + c)
+    return pre
+
+
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
 def project(
-    records, token_weight_at, history, lre, unit, chunks, layers, starts, tokens, weights, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
+    records, token_weight_at, history, lre, unit, tiles, layers, earliest, tokens, xs, dts, row, weights, places,
+    channels, ch,
+    TAPS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """u, the raw token, and its projections to dt, B and C, for one chunk."""
-    CH: tl.constexpr = BLOCKS * LANES
-    chunk = chunks + tl.program_id(0) * CHUNK_FIELDS
-    layer = tl.load(chunk)
-    begin = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    at = tl.load(chunk + 3)
-    first = tl.load(starts + layer * BLOCKS)
-    for other in tl.static_range(1, BLOCKS):
-        first = tl.minimum(first, tl.load(starts + layer * BLOCKS + other))
-    if begin + count > first:
+    """x and dt, (channels, places), and what all channels share, (ROWS, places)."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    count = tl.load(tile + 2)
+    begin = first_position(layers, layer, tl.load(tile + 1), row)
+    if begin + count > tl.load(earliest + layer):
         token_weight = tl.load(token_weight_at)
         t = tl.arange(0, T)
-        raw, u = _seen(history, layers, lre, unit, token_weight, layer, begin + t, t < count, weights)
-        tl.store(tokens + U * stride + at + t, u, t < count)
-        tl.store(tokens + RAW * stride + at + t, raw, t < count)
-        # The convolution also reads the tokens just before; the chunk that owns them may have been left out.
-        k8 = tl.arange(0, 8)
-        older = begin - 8 + k8
-        raw, u = _seen(history, layers, lre, unit, token_weight, layer, older, older >= 0, weights)
-        tl.store(tokens + U * stride + at - 8 + k8, u, older >= 0)
-        tl.store(tokens + RAW * stride + at - 8 + k8, raw, older >= 0)
+        live = t < count
+        at = tl.program_id(0) * T + t
+        taps = window(history, layers, lre, unit, token_weight, layer, begin + t, live, weights, TAPS)
+        tl.store(tokens + U * places + at, taps[0])
         rate = tl.zeros((T,), tl.float32)
-        B = tl.zeros((T, STATES), tl.float32)
-        C = tl.zeros((T, STATES), tl.float32)
-        s = tl.arange(0, STATES)
-        for b in range(BLOCKS):
-            p = records + b * LANES + tl.arange(0, LANES)
-            pre = tl.zeros((T, LANES), tl.float32) + tl.load(p + TAPS * CH)[None, :]
-            for k in tl.static_range(TAPS):
-                position = begin + t - k
-                inside = (t < count) & (position >= 0)
-                _, tap = _seen(history, layers, lre, unit, token_weight, layer, position, inside, weights)
-                pre += tl.where(position >= 0, tap, 0.0)[:, None] * tl.load(p + (TAPS - 1 - k) * CH)[None, :]
-            x = pre * logistic(pre)
-            rate += tl.sum(x * tl.load(p + (TAPS + 1) * CH)[None, :], 1)
-            to_B = tl.load(p[:, None] + (TAPS + 2 + s[None, :]) * CH)
-            B += tl.dot(x, to_B, input_precision="ieee")
-            to_C = tl.load(p[:, None] + (TAPS + 2 + STATES + s[None, :]) * CH)
-            C += tl.dot(x, to_C, input_precision="ieee")
-        tl.store(tokens + RATE_ROW * stride + at + t, rate, t < count)
-        rows = s[None, :] * stride + at + t[:, None]
-        tl.store(tokens + B_ROW * stride + rows, B, (t < count)[:, None])
-        tl.store(tokens + C_ROW * stride + rows, C, (t < count)[:, None])
+        Bs = ()
+        Cs = ()
+        for _state in tl.static_range(STATES):
+            Bs = Bs + (tl.zeros((T,), tl.float32),)
+            Cs = Cs + (tl.zeros((T,), tl.float32),)
+        c = 0
+        while c < channels:
+            pre = convolved(records, taps, c, ch, TAPS)
+            x = tl.where(live, pre * logistic(pre), 0.0)
+            tl.store(xs + c * places + at, x)
+            rate += x * tl.load(records + (TAPS + 1) * ch + c)
+            new_Bs = ()
+            new_Cs = ()
+            for s in tl.static_range(STATES):
+                new_Bs = new_Bs + (Bs[s] + x * tl.load(records + (TAPS + 2 + s) * ch + c),)
+                new_Cs = new_Cs + (Cs[s] + x * tl.load(records + (TAPS + 2 + STATES + s) * ch + c),)
+            Bs = new_Bs
+            Cs = new_Cs
+            c += 1
+        tl.store(tokens + RATE * places + at, rate)
+        before = tl.maximum(t - 1, 0)
+        for s in tl.static_range(STATES):
+            tl.store(tokens + (B_ROW + s) * places + at, Bs[s])
+            tl.store(tokens + (C_ROW + s) * places + at, Cs[s])
+            tl.store(tokens + (STEP_ROW + s) * places + at, Bs[s] - tl.gather(Bs[s], before, 0))
+        c = 0
+        while c < channels:
+            at_dt = records + field_dt(TAPS) * ch + c
+            dt = softplus(tl.load(at_dt) * rate + tl.load(at_dt + ch))
+            tl.store(dts + c * places + at, tl.where(live, dt, 0.0))  # a step of 0 changes nothing
+            c += 1
 
 
 @triton.jit
-def _x(tokens, p, i, TAPS: tl.constexpr, CH: tl.constexpr):
-    """silu of the convolution at place i, a lane a channel."""
-    pre = tl.load(p + TAPS * CH)
-    for k in tl.static_range(TAPS):
-        pre += tl.load(p + (TAPS - 1 - k) * CH) * tl.load(tokens + U + i - k)
-    return pre * logistic(pre)
-
-
-@triton.jit
-def _states(tokens, row, i, stride):
-    """B or C at place i, the same in every lane."""
-    s = tl.arange(0, STATES)[:, None] + tl.zeros((STATES, LANES), tl.int32)
-    return tl.load(tokens + (row + s) * stride + i)
-
-
-@triton.jit
-def _advance(w, earlier, x, dt, B, A, ZOH: tl.constexpr):
-    """One token: the state after it, what entered, and exp(dt A)."""
-    e = tl.exp(dt[None, :] * A)
-    entered = B * x[None, :]
+def entering(tokens, x, x_before, s, at, places, ZOH: tl.constexpr):
+    """B_t x_t, and how much it differs from the token before (ZOH; within the tile, whose first token counts whole)."""
+    B = tl.load(tokens + (B_ROW + s) * places + at)
+    entered = B * x
+    step = entered
     if ZOH:
-        w = (w + (entered - earlier)) * e
-    else:
-        w = w * e + dt[None, :] * entered
-        entered = entered * 0.0
-    return w, entered, e
+        step = B * (x - x_before) + tl.load(tokens + (STEP_ROW + s) * places + at) * x_before
+    return B, entered, step
 
 
-@triton.jit
-def _dt(tokens, p, i, valid, stride, TAPS: tl.constexpr, CH: tl.constexpr):
-    at = p + (TAPS + 2 + 2 * STATES) * CH
-    v = tl.load(at) * tl.load(tokens + RATE_ROW * stride + i) + tl.load(at + CH)
-    return tl.where(valid, softplus(v), 0.0)  # a step of 0 changes nothing: tokens beyond the chunk's end
-
-
-@triton.jit(do_not_specialize=["stride"])
-def summaries(
-    records, chunks, starts, tokens, ends, totals, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
+@triton.jit(do_not_specialize=["row", "places", "channels", "ch"])
+def summarise(
+    records, tiles, layers, starts, tokens, xs, dts, ends, totals, row, places,
+    channels, ch,
+    PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
 ):  # fmt: skip
-    """Each chunk's end state from zero, and the sum of its steps."""
-    CH: tl.constexpr = BLOCKS * LANES
-    block = tl.program_id(1)
-    chunk = chunks + tl.program_id(0) * CHUNK_FIELDS
-    begin = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    at = tl.load(chunk + 3)
-    if begin + count > tl.load(starts + tl.load(chunk) * BLOCKS + block):
-        lane = tl.arange(0, LANES)
-        p = records + block * LANES + lane
-        s = tl.arange(0, STATES)[:, None]
-        A = tl.load(p[None, :] + (TAPS + 4 + 2 * STATES + s) * CH)
-        w = tl.zeros((STATES, LANES), tl.float32)
-        earlier = tl.zeros((STATES, LANES), tl.float32)
-        total = tl.zeros((LANES,), tl.float32)
-        for t in range(T):
-            x = _x(tokens, p, at + t, TAPS, CH)
-            dt = _dt(tokens, p, at + t, t < count, stride, TAPS, CH)
-            w, earlier, _ = _advance(w, earlier, x, dt, _states(tokens, B_ROW, at + t, stride), A, ZOH)
-            total += dt
-        place = tl.program_id(0) * BLOCKS + block
-        tl.store(ends + place * STATES * LANES + s * LANES + lane[None, :], w - earlier)
-        tl.store(totals + place * LANES + lane, total)
+    """What each tile adds to the state that leaves it, (tiles, channels, STATES), and the sum of its steps."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    count = tl.load(tile + 2)
+    end = first_position(layers, layer, tl.load(tile + 1), row) + count
+    t = tl.arange(0, T)
+    at = tl.program_id(0) * T + t
+    for n in range(PER_PART):
+        c = tl.program_id(1) * PER_PART + n
+        if (c < channels) & (end > tl.load(starts + layer * channels + tl.minimum(c, channels - 1))):
+            place = c * places + at
+            x = tl.load(xs + place)
+            x_before = tl.load(xs + place - 1, t > 0, 0.0)
+            dt = tl.load(dts + place)
+            left = tl.cumsum(dt, 0, reverse=True)  # of the tile's time, this token's step included
+            if not ZOH:
+                left -= dt
+            # Collected, and stored once: a store would hold up the loads that follow it.
+            all_states = tl.arange(0, STATES)
+            added = tl.zeros((STATES,), tl.float32)
+            for s in tl.static_range(STATES):
+                A = tl.load(records + (field_A(TAPS) + s) * ch + c) * LOG2_E
+                _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
+                kept = tl.exp2(A * left)
+                if ZOH:
+                    term = tl.where(t < count, kept * step - tl.where(t == count - 1, entered, 0.0), 0.0)
+                else:
+                    term = kept * dt * entered
+                added = tl.where(all_states == s, tl.sum(term, 0), added)
+            tl.store(ends + (tl.program_id(0) * channels + c) * STATES + all_states, added)
+            tl.store(totals + tl.program_id(0) * channels + c, tl.sum(dt, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row", "channels", "ch"])
 def carry(
-    records, chunks, layers, starts, ends, totals,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, BACK: tl.constexpr,
+    records, tiles, layers, starts, added_by, totals, coming_in, kept, row,
+    channels, ch,
+    TAPS: tl.constexpr, BACK: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """In `ends`, what each chunk adds becomes what comes into it: from the chunks before, or (BACK) after it."""
-    CH: tl.constexpr = BLOCKS * LANES
+    """From what each tile adds, what comes into it: from the tiles before, or (BACK) after it.
+
+    `kept` (layers, channels, STATES) is what comes into the row, and then what leaves it.
+    """
     layer = tl.program_id(0)
-    block = tl.program_id(1)
-    lane = tl.arange(0, LANES)
-    s = tl.arange(0, STATES)[:, None]
-    A = tl.load(records + (block * LANES + lane)[None, :] + (TAPS + 4 + 2 * STATES + s) * CH)
-    start = tl.load(starts + layer * BLOCKS + block)
-    first = tl.load(layers + layer * LAYER_FIELDS + 3)
-    left = tl.load(layers + layer * LAYER_FIELDS + 4) - first
-    i = first
+    c = tl.program_id(1)
+    s = tl.arange(0, STATES)
+    i = tl.arange(0, N)
+    A = tl.load(records + (field_A(TAPS) + s) * ch + c) * LOG2_E
+    start = tl.load(starts + layer * channels + c)
+    first = tl.load(layers + layer * LAYER_FIELDS + 2)
+    number = tl.load(layers + layer * LAYER_FIELDS + 3) - first
     step = 1
     if BACK:
-        i = first + left - 1
+        first = first + number - 1
         step = -1
-    state = tl.zeros((STATES, LANES), tl.float32)
-    while left > 0:
-        if tl.load(chunks + i * CHUNK_FIELDS + 1) + tl.load(chunks + i * CHUNK_FIELDS + 2) > start:
-            place = i * BLOCKS + block
-            at = ends + place * STATES * LANES + s * LANES + lane[None, :]
-            own = tl.load(at)
-            tl.store(at, state)
-            state = own + tl.exp(A * tl.load(totals + place * LANES + lane)[None, :]) * state
-        i += step
-        left -= 1
+    state = tl.load(kept + (layer * channels + c) * STATES + s)
+    tl.store(coming_in + (first * channels + c) * STATES + s, state)
+    done = 0
+    while done < number:
+        order = done + i
+        index = first + step * order
+        inside = order < number
+        begin = first_position(layers, layer, tl.load(tiles + index * TILE_FIELDS + 1, inside, 0), row)
+        alive = inside & (begin + tl.load(tiles + index * TILE_FIELDS + 2, inside, 0) > start)
+        own = tl.load(added_by + (index * channels + c)[:, None] * STATES + s[None, :], alive[:, None], 0.0)
+        total = tl.load(totals + index * channels + c, alive, 0.0)
+        decay, added = tl.associative_scan((tl.exp2(A[None, :] * total[:, None]), own), 0, compose)
+        after = decay * state[None, :] + added
+        # What leaves a tile comes into the next.
+        next_one = coming_in + ((index + step) * channels + c)[:, None] * STATES + s[None, :]
+        tl.store(next_one, after, (order + 1 < number)[:, None])
+        state = tl.sum(tl.where((order == tl.minimum(done + N, number) - 1)[:, None], after, 0.0), 0)
+        done += N
+    tl.store(kept + (layer * channels + c) * STATES + s, state)
 
 
-@triton.jit(do_not_specialize=["weights", "stride"])
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
 def outputs(
-    records, chunks, starts, tokens, states, partial, weights, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
+    records, tiles, layers, starts, earliest, tokens, xs, dts, states, partial, row, weights, places,
+    channels, ch,
+    PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
 ):  # fmt: skip
-    """Each block of channels' part of the outputs, (BLOCKS, weights)."""
-    CH: tl.constexpr = BLOCKS * LANES
-    REST: tl.constexpr = TAPS + 4 + 3 * STATES  # D, out, gate
-    block = tl.program_id(1)
-    chunk = chunks + tl.program_id(0) * CHUNK_FIELDS
-    begin = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    at = tl.load(chunk + 3)
-    wanted = tl.load(chunk + 4)
-    if (wanted > 0) & (begin + count > tl.load(starts + tl.load(chunk) * BLOCKS + block)):
-        lane = tl.arange(0, LANES)
-        p = records + block * LANES + lane
-        s = tl.arange(0, STATES)[:, None]
-        A = tl.load(p[None, :] + (TAPS + 4 + 2 * STATES + s) * CH)
-        to_h = tl.full((STATES, LANES), 1.0, tl.float32)
-        if ZOH:
-            to_h = 1.0 / A
-        place = tl.program_id(0) * BLOCKS + block
-        w = tl.load(states + place * STATES * LANES + s * LANES + lane[None, :])
-        earlier = tl.zeros((STATES, LANES), tl.float32)
-        first = partial + block.to(tl.int64) * weights + tl.load(chunk + 5)
-        for t in range(T):
-            x = _x(tokens, p, at + t, TAPS, CH)
-            dt = _dt(tokens, p, at + t, t < count, stride, TAPS, CH)
-            w, earlier, _ = _advance(w, earlier, x, dt, _states(tokens, B_ROW, at + t, stride), A, ZOH)
-            C = _states(tokens, C_ROW, at + t, stride)
-            y = tl.sum(C * to_h * (w - earlier), 0) + tl.load(p + REST * CH) * x
-            z = tl.load(p + (REST + 2) * CH) * tl.load(tokens + at + t)
-            tl.store(first + t, tl.sum(tl.load(p + (REST + 1) * CH) * y * z * logistic(z), 0), t < count)
-
-
-@triton.jit(do_not_specialize=["stride"])
-def back_summaries(
-    records, chunks, starts, tokens, cotangent, ends, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
-):  # fmt: skip
-    """What each chunk's outputs add to the gradient of the state before it."""
-    CH: tl.constexpr = BLOCKS * LANES
-    REST: tl.constexpr = TAPS + 4 + 3 * STATES
-    block = tl.program_id(1)
-    chunk = chunks + tl.program_id(0) * CHUNK_FIELDS
-    begin = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    at = tl.load(chunk + 3)
-    wanted = tl.load(chunk + 4)
-    if begin + count > tl.load(starts + tl.load(chunk) * BLOCKS + block):
-        lane = tl.arange(0, LANES)
-        p = records + block * LANES + lane
-        s = tl.arange(0, STATES)[:, None]
-        G = tl.zeros((STATES, LANES), tl.float32)
-        if wanted > 0:
-            A = tl.load(p[None, :] + (TAPS + 4 + 2 * STATES + s) * CH)
-            to_h = tl.full((STATES, LANES), 1.0, tl.float32)
-            if ZOH:
-                to_h = 1.0 / A
-            for r in range(T):
-                t = T - 1 - r
-                dt = _dt(tokens, p, at + t, t < count, stride, TAPS, CH)
-                z = tl.load(p + (REST + 2) * CH) * tl.load(tokens + at + t)
-                dout = tl.load(cotangent + tl.load(chunk + 5) + t, t < count, 0.0)
-                dy = dout * tl.load(p + (REST + 1) * CH) * z * logistic(z)
-                G = (G + dy[None, :] * _states(tokens, C_ROW, at + t, stride) * to_h) * tl.exp(dt[None, :] * A)
-        place = tl.program_id(0) * BLOCKS + block
-        tl.store(ends + place * STATES * LANES + s * LANES + lane[None, :], G)
+    """The row's outputs, a part for each program along axis 1, (parts, weights)."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    begin = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    end = first_position(layers, layer, begin, row) + count
+    t = tl.arange(0, T)
+    at = tl.program_id(0) * T + t
+    u = tl.load(tokens + U * places + at)
+    out = tl.zeros((T,), tl.float32)
+    for n in range(PER_PART):
+        c = tl.program_id(1) * PER_PART + n
+        if (c < channels) & (end > tl.load(starts + layer * channels + tl.minimum(c, channels - 1))):
+            place = c * places + at
+            x = tl.load(xs + place)
+            x_before = tl.load(xs + place - 1, t > 0, 0.0)
+            dt = tl.load(dts + place)
+            own = records + field_ends(TAPS) * ch + c
+            y = tl.load(own) * x
+            for s in tl.static_range(STATES):
+                A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
+                e = tl.exp2(A * LOG2_E * dt)
+                C = tl.load(tokens + (C_ROW + s) * places + at)
+                state = tl.load(states + (tl.program_id(0) * channels + c) * STATES + s)
+                if ZOH:
+                    decay, added = tl.associative_scan((e, e * step), 0, compose)
+                    y += C * (1.0 / A) * (added + decay * state - entered)
+                else:
+                    decay, added = tl.associative_scan((e, dt * entered), 0, compose)
+                    y += C * (added + decay * state)
+            z = tl.load(own + 2 * ch) * u
+            out += tl.load(own + ch) * y * z * logistic(z)
+    if end > tl.load(earliest + layer):
+        first = tl.load(layers + layer * LAYER_FIELDS) + begin
+        tl.store(partial + tl.program_id(1).to(tl.int64) * weights + first + t, out, (t < count) & (begin + t >= 0))

@@ -1,223 +1,283 @@
 # pyright: reportGeneralTypeIssues=false
 # What is inside @triton.jit is Triton's language, not Python.
-"""The backward pass inside the chunks of the concatenated slow-net; `concat.py` says how it all fits together."""
+"""The backward pass of the concatenated slow-net, a row of the history a launch; `concat.py` says how it fits together.
+
+G_t is the gradient of w_t, `flow` that of the state which leaves a tile: with y = sum_s C_s h_s, d = dL/dy and
+into = d C / A (ZOH; d C otherwise),
+
+    G_t = into_t + exp(dt_{t+1} A) G_{t+1},    and `flow` in place of the last product at the tile's last token.
+"""
 
 import triton
 import triton.language as tl
 
 from fastslow.hypernets.kernels.concat import (
-    B_ROW,
     C_ROW,
-    CHUNK_FIELDS,
-    D_B,
-    D_C,
-    D_RATE,
-    D_ROWS,
-    D_U,
-    LANES,
-    RATE_ROW,
-    RAW,
+    LAYER_FIELDS,
+    LOG2_E,
+    RATE,
     STATES,
-    _advance,
-    _dt,
-    _states,
-    _x,
+    TILE_FIELDS,
+    U,
+    compose,
+    convolved,
+    entering,
+    field_A,
+    field_dt,
+    field_ends,
+    first_position,
+    seen,
+    window,
 )
 from fastslow.hypernets.kernels.maths import logistic
 
-SUB = tl.constexpr(2)  # tokens whose states are held in registers at a time
-OWN = tl.constexpr(5)  # parameters of a channel besides A that `backward` sums: dt_weight, dt_bias, D, out, gate
+D_RATE, D_U = (tl.constexpr(i) for i in (0, 1))  # rows of `dtokens`, for each part; then the gradients of B and C
+OWN = tl.constexpr(16)  # numbers a channel that `gradients` sums: A (SOME), dt_weight, dt_bias, D, out, gate
+MIXED = tl.constexpr(64)  # and `unproject`: filter (TAPS), bias, to_dt, to_B, to_C
 
 
-@triton.jit(do_not_specialize=["work", "rounds", "stride"])
-def backward(
-    records, chunks, starts, tokens, states, dstates, cotangent, kept, dx, dtokens, partial, work, rounds, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
+@triton.jit
+def output_gradient(cotangent, layers, layer, begin, t, count):
+    """dL/d(the layer's outputs) at the tile's tokens."""
+    first = tl.load(layers + layer * LAYER_FIELDS) + begin
+    return tl.load(cotangent + first + t, (t < count) & (begin + t >= 0), 0.0)
+
+
+@triton.jit(do_not_specialize=["row", "places", "channels", "ch"])
+def back_summarise(
+    records, tiles, layers, starts, tokens, dts, cotangent, flows, row, places, channels, ch,
+    PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of x (places, channels), of the tokens' projections (a part for each block), and of A and `OWN`.
-
-    A program takes one (chunk, block) after the other, always of the same block, with scratch of its own in `kept`
-    (T / SUB states). It writes its sums once, (STATES + OWN, LANES).
-    """
-    CH: tl.constexpr = BLOCKS * LANES
-    REST: tl.constexpr = TAPS + 4 + 3 * STATES
-    block = tl.program_id(1)
-    lane = tl.arange(0, LANES)
-    s = tl.arange(0, STATES)[:, None]
-    tile = s * LANES + lane[None, :]
-    p = records + block * LANES + lane
-    A = tl.load(p[None, :] + (TAPS + 4 + 2 * STATES + s) * CH)
-    to_h = tl.full((STATES, LANES), 1.0, tl.float32)
-    if ZOH:
-        to_h = 1.0 / A
-    D = tl.load(p + REST * CH)
-    out = tl.load(p + (REST + 1) * CH)
-    gate = tl.load(p + (REST + 2) * CH)
-    dt_weight = tl.load(p + (TAPS + 2 + 2 * STATES) * CH)
-    dt_bias = tl.load(p + (TAPS + 3 + 2 * STATES) * CH)
-    d_A = tl.zeros((STATES, LANES), tl.float32)
-    d_dt_weight = tl.zeros((LANES,), tl.float32)
-    d_dt_bias = tl.zeros((LANES,), tl.float32)
-    d_D = tl.zeros((LANES,), tl.float32)
-    d_out = tl.zeros((LANES,), tl.float32)
-    d_gate = tl.zeros((LANES,), tl.float32)
-    mine = (tl.program_id(0) * BLOCKS + block).to(tl.int64)
-    kept += mine * (T // SUB) * STATES * LANES
-    dtokens += block.to(tl.int64) * D_ROWS * stride
-
-    i = 0
-    while i < rounds:
-        number = i * tl.num_programs(0) + tl.program_id(0)
-        chunk = chunks + tl.minimum(number, work - 1) * CHUNK_FIELDS
-        begin = tl.load(chunk + 1)
-        count = tl.load(chunk + 2)
-        at = tl.load(chunk + 3)
-        wanted = tl.load(chunk + 4)
-        first_out = tl.load(chunk + 5)
-        if (number < work) & (begin + count > tl.load(starts + tl.load(chunk) * BLOCKS + block)):
-            place = number * BLOCKS + block
-            w = tl.load(states + place * STATES * LANES + tile)
-            G = tl.load(dstates + place * STATES * LANES + tile)
-            for q in range(T // SUB):
-                tl.store(kept + q * STATES * LANES + tile, w)
-                earlier = tl.zeros((STATES, LANES), tl.float32)
-                for j in tl.static_range(SUB):
-                    k = at + q * SUB + j
-                    dt = _dt(tokens, p, k, q * SUB + j < count, stride, TAPS, CH)
-                    w, earlier, _ = _advance(
-                        w, earlier, _x(tokens, p, k, TAPS, CH), dt, _states(tokens, B_ROW, k, stride), A, ZOH
-                    )
-                w = w - earlier
-            tl.debug_barrier()  # the same lanes read what they wrote; the compiler is told so
-            for r in range(T // SUB):
-                q = T // SUB - 1 - r
-                w = tl.load(kept + q * STATES * LANES + tile)
-                earlier = tl.zeros((STATES, LANES), tl.float32)
-                ws = (w,)
-                ins = ()
-                es = ()
-                for j in tl.static_range(SUB):
-                    k = at + q * SUB + j
-                    dt = _dt(tokens, p, k, q * SUB + j < count, stride, TAPS, CH)
-                    w, earlier, e = _advance(
-                        w, earlier, _x(tokens, p, k, TAPS, CH), dt, _states(tokens, B_ROW, k, stride), A, ZOH
-                    )
-                    ws = ws + (w,)
-                    ins = ins + (earlier,)
-                    es = es + (e,)
-                for j in tl.static_range(SUB - 1, -1, -1):
-                    t = q * SUB + j
-                    k = at + t
-                    valid = t < count
-                    x = _x(tokens, p, k, TAPS, CH)
-                    rate = tl.load(tokens + RATE_ROW * stride + k)
-                    dt = _dt(tokens, p, k, valid, stride, TAPS, CH)
-                    B = _states(tokens, B_ROW, k, stride)
-                    C = _states(tokens, C_ROW, k, stride)
-                    u = tl.load(tokens + k)
-                    dout = tl.load(cotangent + first_out + t, valid & (wanted > 0), 0.0)
-                    h = (ws[j + 1] - ins[j]) * to_h
-                    bend = logistic(gate * u)
-                    opened = gate * u * bend
-                    y = tl.sum(C * h, 0) + D * x
-                    d_out += dout * y * opened
-                    dz = dout * out * y * (bend + opened * (1.0 - bend))
-                    d_gate += dz * u
-                    dy = dout * out * opened
-                    d_D += dy * x
-                    dC = tl.sum(dy[None, :] * h, 1)
-                    into = dy[None, :] * C * to_h
-                    G += into
-                    if ZOH:
-                        d_A -= into * h
-                        d_exponent = G * ws[j + 1]
-                        d_input = G * (es[j] - 1.0)
-                        ddt = tl.sum(d_exponent * A, 0)
-                    else:
-                        d_exponent = G * es[j] * ws[j]
-                        d_input = G * dt[None, :]
-                        ddt = tl.sum(d_exponent * A + G * B * x[None, :], 0)
-                    d_A += d_exponent * dt[None, :]
-                    G = G * es[j]
-                    ddt = tl.where(valid, ddt * logistic(dt_weight * rate + dt_bias), 0.0)
-                    d_dt_weight += ddt * rate
-                    d_dt_bias += ddt
-                    tl.store(dx + k.to(tl.int64) * CH + block * LANES + lane, tl.sum(d_input * B, 0) + dy * D, valid)
-                    tl.store(dtokens + D_RATE * stride + k, tl.sum(ddt * dt_weight, 0), valid)
-                    tl.store(dtokens + D_U * stride + k, tl.sum(dz * gate, 0), valid)
-                    dB = tl.sum(d_input * x[None, :], 1)
-                    rows = tl.arange(0, STATES) * stride + k
-                    tl.store(dtokens + D_B * stride + rows, dB, valid)
-                    tl.store(dtokens + D_C * stride + rows, dC, valid)
-        i += 1
-    partial += mine * (STATES + OWN) * LANES
-    tl.store(partial + tile, d_A)
-    tl.store(partial + STATES * LANES + lane, d_dt_weight)
-    tl.store(partial + (STATES + 1) * LANES + lane, d_dt_bias)
-    tl.store(partial + (STATES + 2) * LANES + lane, d_D)
-    tl.store(partial + (STATES + 3) * LANES + lane, d_out)
-    tl.store(partial + (STATES + 4) * LANES + lane, d_gate)
-
-
-@triton.jit(do_not_specialize=["stride"])
-def unproject(
-    records, chunks, layers, starts, tokens, dx, dtokens, partial, rest, stride,
-    BLOCKS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    """From there through projections and convolution: each chunk's gradients of the parameters that act there.
-
-    `partial` (chunks, channels, TAPS + 2 + 2 STATES): filter, bias, to_dt, to_B, to_C. `rest` (chunks, 2): W_a, LRE.
-    """
-    CH: tl.constexpr = BLOCKS * LANES
-    WIDTH: tl.constexpr = TAPS + 2 + 2 * STATES
-    chunk = chunks + tl.program_id(0) * CHUNK_FIELDS
-    layer = tl.load(chunk)
-    begin = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    at = tl.load(chunk + 3)
+    """What each tile's outputs add to the gradient of the state that comes into it: zeros in a row without outputs."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    begin = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    end = first_position(layers, layer, begin, row) + count
     t = tl.arange(0, T)
-    s = tl.arange(0, STATES)
-    lane = tl.arange(0, LANES)
-    live = t < count
+    at = tl.program_id(0) * T + t
+    for n in range(PER_PART):
+        c = tl.program_id(1) * PER_PART + n
+        if (c < channels) & (end > tl.load(starts + layer * channels + tl.minimum(c, channels - 1))):
+            all_states = tl.arange(0, STATES)
+            added = tl.zeros((STATES,), tl.float32)
+            if WANTED:
+                own = records + field_ends(TAPS) * ch + c
+                z = tl.load(own + 2 * ch) * tl.load(tokens + U * places + at)
+                dy = output_gradient(cotangent, layers, layer, begin, t, count) * tl.load(own + ch) * z * logistic(z)
+                spent = tl.cumsum(tl.load(dts + c * places + at), 0)
+                for s in tl.static_range(STATES):
+                    A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                    C = tl.load(tokens + (C_ROW + s) * places + at)
+                    if ZOH:
+                        C = C * (1.0 / A)
+                    added = tl.where(all_states == s, tl.sum(tl.exp2(A * LOG2_E * spent) * dy * C, 0), added)
+            tl.store(flows + (tl.program_id(0) * channels + c) * STATES + all_states, added)
+
+
+@triton.jit
+def add_to(place, values):
+    """Nobody else writes there."""
+    tl.store(place, tl.load(place) + values)
+
+
+@triton.jit(do_not_specialize=["slots", "row", "places", "channels", "ch"])
+def gradients(
+    records, tiles, layers, starts, tokens, xs, dts, states, flows, cotangent, dx, dtokens, partial, slots, row, places,
+    channels, ch,
+    TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """Gradients of x, of what channels share, and (added to `partial`, `OWN` numbers a channel) of its own.
+
+    A program takes SOME of the states (axis 1), so that what it adds up over the channels fits in registers, and writes
+    its part of all that the states share: dx (parts, channels, places), those of dt and u in `dtokens`.
+    """
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    begin = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    end = first_position(layers, layer, begin, row) + count
+    t = tl.arange(0, T)
+    at = tl.program_id(0) * T + t
+    # The scan for G runs backward in time: what it reads is loaded in that order, and only its result is turned around.
+    turned = T - 1 - t
+    at_turned = tl.program_id(0) * T + turned
+    last = turned == count - 1
+    first_state = tl.program_id(1) * SOME
+    field = tl.arange(0, OWN)
+    u = tl.load(tokens + U * places + at)
+    u_turned = tl.load(tokens + U * places + at_turned)
+    rate = tl.load(tokens + RATE * places + at)
+    dout = tl.zeros((T,), tl.float32)
+    dout_turned = tl.zeros((T,), tl.float32)
+    if WANTED:
+        dout = output_gradient(cotangent, layers, layer, begin, t, count)
+        dout_turned = output_gradient(cotangent, layers, layer, begin, turned, count)
     d_rate = tl.zeros((T,), tl.float32)
     d_u = tl.zeros((T,), tl.float32)
-    dB = tl.zeros((T, STATES), tl.float32)
-    dC = tl.zeros((T, STATES), tl.float32)
-    rows = s[None, :] * stride + at + t[:, None]
-    for b in range(BLOCKS):
-        seen = live & (begin + count > tl.load(starts + layer * BLOCKS + b))
-        part = dtokens + tl.full((), b, tl.int64) * D_ROWS * stride
-        d_rate += tl.load(part + D_RATE * stride + at + t, seen, 0.0)
-        d_u += tl.load(part + D_U * stride + at + t, seen, 0.0)
-        dB += tl.load(part + D_B * stride + rows, seen[:, None], 0.0)
-        dC += tl.load(part + D_C * stride + rows, seen[:, None], 0.0)
-    token_weight = tl.sum(d_u * tl.load(tokens + RAW * stride + at + t, live, 0.0), 0)
-    lre = tl.zeros((), tl.float32)
-    for b in range(BLOCKS):
-        seen = live & (begin + count > tl.load(starts + layer * BLOCKS + b))
-        channel = b * LANES + lane
-        p = records + channel
-        pre = tl.zeros((T, LANES), tl.float32) + tl.load(p + TAPS * CH)[None, :]
+    dBs = ()
+    dCs = ()
+    for _state in tl.static_range(SOME):
+        dBs = dBs + (tl.zeros((T,), tl.float32),)
+        dCs = dCs + (tl.zeros((T,), tl.float32),)
+    partial += tl.program_id(1) * slots * channels * OWN
+    dx += tl.program_id(1) * channels * places
+    c = 0
+    while c < channels:
+        if end > tl.load(starts + layer * channels + c):
+            place = c * places + at
+            x = tl.load(xs + place)
+            x_before = tl.load(xs + place - 1, t > 0, 0.0)
+            dt = tl.load(dts + place)
+            dt_next = tl.load(dts + c * places + at_turned + 1, turned + 1 < count, 0.0)
+            D = tl.where(first_state == 0, tl.load(records + field_ends(TAPS) * ch + c), 0.0)  # once
+            out = tl.load(records + (field_ends(TAPS) + 1) * ch + c)
+            gate = tl.load(records + (field_ends(TAPS) + 2) * ch + c)
+            dt_weight = tl.load(records + field_dt(TAPS) * ch + c)
+            dt_bias = tl.load(records + (field_dt(TAPS) + 1) * ch + c)
+            z = gate * u
+            bend = logistic(z)
+            opened = z * bend
+            dy = dout * out * opened
+            z_turned = gate * u_turned
+            dy_turned = dout_turned * out * z_turned * logistic(z_turned)
+            y = D * x
+            d_x = dy * D
+            ddt = tl.zeros((T,), tl.float32)
+            own = tl.zeros((OWN,), tl.float32)
+            new_dBs = ()
+            new_dCs = ()
+            for i in tl.static_range(SOME):
+                s = first_state + i
+                A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                state = tl.load(states + (tl.program_id(0) * channels + c) * STATES + s)
+                flow = tl.load(flows + (tl.program_id(0) * channels + c) * STATES + s)
+                B, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
+                e = tl.exp2(A * LOG2_E * dt)
+                into = tl.where(last, flow, 0.0)
+                if ZOH:
+                    decay, added = tl.associative_scan((e, e * step), 0, compose)
+                    w = added + decay * state
+                    if WANTED:
+                        h = (w - entered) * (1.0 / A)
+                else:
+                    decay, added = tl.associative_scan((e, dt * entered), 0, compose)
+                    w = added + decay * state
+                    if WANTED:
+                        h = w
+                d_A = tl.zeros((T,), tl.float32)
+                if WANTED:
+                    C = tl.load(tokens + (C_ROW + s) * places + at)
+                    y += C * h
+                    new_dCs = new_dCs + (dCs[i] + dy * h,)
+                    C_turned = tl.load(tokens + (C_ROW + s) * places + at_turned)
+                    if ZOH:
+                        d_A -= dy * C * (1.0 / A) * h
+                        C_turned = C_turned * (1.0 / A)
+                    into += dy_turned * C_turned
+                _to_flow, G_turned = tl.associative_scan((tl.exp2(A * LOG2_E * dt_next), into), 0, compose)
+                G = tl.gather(G_turned, turned, 0)
+                if ZOH:
+                    d_exponent = G * w
+                    d_entered = G * (e - 1.0)
+                    ddt += d_exponent * A
+                else:
+                    d_exponent = G * (w - dt * entered)
+                    d_entered = G * dt
+                    ddt += d_exponent * A + G * entered
+                own = tl.where(field == i, tl.sum(d_A + d_exponent * dt, 0), own)
+                d_x += d_entered * B
+                new_dBs = new_dBs + (dBs[i] + d_entered * x,)
+            dBs = new_dBs
+            if WANTED:
+                dCs = new_dCs
+            # Beyond the tile's end x is 0 and dt too, but their gradients needn't be.
+            ddt = tl.where(t < count, ddt * logistic(dt_weight * rate + dt_bias), 0.0)
+            dz = dout * out * y * (bend + opened * (1.0 - bend))
+            d_rate += ddt * dt_weight
+            d_u += dz * gate
+            tl.store(dx + place, tl.where(t < count, d_x, 0.0))
+            own = tl.where(field == SOME, tl.sum(ddt * rate, 0), own)
+            own = tl.where(field == SOME + 1, tl.sum(ddt, 0), own)
+            if WANTED:
+                own = tl.where((field == SOME + 2) & (first_state == 0), tl.sum(dy * x, 0), own)
+                own = tl.where(field == SOME + 3, tl.sum(dout * y * opened, 0), own)
+                own = tl.where(field == SOME + 4, tl.sum(dz * u, 0), own)
+            add_to(partial + (tl.program_id(0) * channels + c) * OWN + field, own)
+        c += 1
+    tl.store(dtokens + (2 * tl.program_id(1) + D_RATE) * places + at, d_rate)
+    tl.store(dtokens + (2 * tl.program_id(1) + D_U) * places + at, d_u)
+    dtokens += 2 * tl.num_programs(1) * places
+    for i in tl.static_range(SOME):
+        tl.store(dtokens + (first_state + i) * places + at, dBs[i])
+        tl.store(dtokens + (STATES + first_state + i) * places + at, dCs[i])
+
+
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
+def unproject(
+    records, token_weight_at, history, lre, unit, tiles, layers, starts, earliest, xs, dx, dtokens, partial, rest, row,
+    weights, places, channels, ch,
+    PER_PART: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """From there through projections and convolution: adds the gradients of the parameters that act there.
+
+    `partial` (tiles, channels, MIXED), `rest` (tiles, parts, 2): W_a, LRE.
+    """
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    count = tl.load(tile + 2)
+    begin = first_position(layers, layer, tl.load(tile + 1), row)
+    end = begin + count
+    if end > tl.load(earliest + layer):
+        t = tl.arange(0, T)
+        at = tl.program_id(0) * T + t
+        live = t < count
+        field = tl.arange(0, MIXED)
+        token_weight = tl.load(token_weight_at)
+        taps = window(history, layers, lre, unit, token_weight, layer, begin + t, live, weights, TAPS)
+        d_rate = tl.zeros((T,), tl.float32)
+        d_u = tl.zeros((T,), tl.float32)
+        for split in tl.static_range(SPLITS):
+            d_rate += tl.load(dtokens + (2 * split + D_RATE) * places + at)
+            d_u += tl.load(dtokens + (2 * split + D_U) * places + at)
+        dtokens += 2 * SPLITS * places
+        throughs = ()
+        for _tap in tl.static_range(TAPS):
+            throughs = throughs + (tl.zeros((T,), tl.float32),)
+        for n in range(PER_PART):
+            c = tl.program_id(1) * PER_PART + n
+            if c < channels:
+                own = tl.zeros((MIXED,), tl.float32)
+                x = tl.load(xs + c * places + at)
+                pre = convolved(records, taps, c, ch, TAPS)
+                bend = logistic(pre)
+                d = d_rate * tl.load(records + (TAPS + 1) * ch + c)
+                if end > tl.load(starts + layer * channels + c):
+                    for split in tl.static_range(SPLITS):
+                        d += tl.load(dx + (split * channels + c) * places + at)
+                own = tl.where(field == TAPS + 1, tl.sum(x * d_rate, 0), own)
+                for s in tl.static_range(STATES):
+                    dB = tl.load(dtokens + s * places + at)
+                    dC = tl.load(dtokens + (STATES + s) * places + at)
+                    d += dB * tl.load(records + (TAPS + 2 + s) * ch + c)
+                    d += dC * tl.load(records + (TAPS + 2 + STATES + s) * ch + c)
+                    own = tl.where(field == TAPS + 2 + s, tl.sum(x * dB, 0), own)
+                    own = tl.where(field == TAPS + 2 + STATES + s, tl.sum(x * dC, 0), own)
+                d = tl.where(live, d * (bend + x * (1.0 - bend)), 0.0)
+                own = tl.where(field == TAPS, tl.sum(d, 0), own)
+                new_throughs = ()
+                for k in tl.static_range(TAPS):
+                    own = tl.where(field == TAPS - 1 - k, tl.sum(d * taps[k], 0), own)
+                    new_throughs = new_throughs + (throughs[k] + d * tl.load(records + (TAPS - 1 - k) * ch + c),)
+                throughs = new_throughs
+                add_to(partial + (tl.program_id(0) * channels + c) * MIXED + field, own)
+        raw, _u = seen(history, layers, lre, unit, token_weight, layer, begin + t, live, weights)
+        to_token_weight = tl.where(tl.program_id(1) == 0, d_u * raw, 0.0)  # once
+        to_lre = tl.zeros((T,), tl.float32)
         for k in tl.static_range(TAPS):
-            pre += tl.load(tokens + at + t - k, live, 0.0)[:, None] * tl.load(p + (TAPS - 1 - k) * CH)[None, :]
-        bend = logistic(pre)
-        x = pre * bend
-        d = tl.load(dx + (at + t).to(tl.int64)[:, None] * CH + channel[None, :], seen[:, None], 0.0)
-        d += d_rate[:, None] * tl.load(p + (TAPS + 1) * CH)[None, :]
-        to_B = tl.load(p[None, :] + (TAPS + 2 + s[:, None]) * CH)
-        to_C = tl.load(p[None, :] + (TAPS + 2 + STATES + s[:, None]) * CH)
-        d += tl.dot(dB, to_B, input_precision="ieee") + tl.dot(dC, to_C, input_precision="ieee")
-        d = d * (bend + x * (1.0 - bend))
-        q = partial + (tl.program_id(0) * CH + channel).to(tl.int64) * WIDTH
-        for k in tl.static_range(TAPS):
-            u = tl.load(tokens + at + t - k, live, 0.0)
-            tl.store(q + TAPS - 1 - k, tl.sum(d * u[:, None], 0))
-            through = tl.sum(d * tl.load(p + (TAPS - 1 - k) * CH)[None, :], 1)
-            token_weight += tl.sum(through * tl.load(tokens + RAW * stride + at + t - k, live, 0.0), 0)
-            lre += tl.sum(tl.where(begin + t == k, through, 0.0), 0)
-        tl.store(q + TAPS, tl.sum(d, 0))
-        tl.store(q + TAPS + 1, tl.sum(x * d_rate[:, None], 0))
-        tl.store(q[:, None] + TAPS + 2 + s[None, :], tl.dot(tl.trans(x), dB, input_precision="ieee"))
-        tl.store(q[:, None] + TAPS + 2 + STATES + s[None, :], tl.dot(tl.trans(x), dC, input_precision="ieee"))
-    tl.store(rest + tl.program_id(0) * 2, token_weight)
-    tl.store(rest + tl.program_id(0) * 2 + 1, lre)
+            raw, _u = seen(history, layers, lre, unit, token_weight, layer, begin + t - k, live, weights)
+            to_token_weight += throughs[k] * raw
+            to_lre += tl.where(begin + t == k, throughs[k], 0.0)
+        to = rest + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2
+        add_to(to, tl.sum(to_token_weight, 0))
+        add_to(to + 1, tl.sum(to_lre, 0))

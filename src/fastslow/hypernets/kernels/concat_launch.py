@@ -20,46 +20,59 @@ from fastslow.hypernets.segments import constant, repeated, segment_max
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
 
-CHUNK = 128  # tokens; more means fewer carries, and less to do side by side
-_HALO = 8  # zeros before a layer's first token, which the convolution reads
-_GROUP = 1 << 18  # tokens of a group of layers: it bounds the memory
-_PROGRAMS = 264  # of the backward kernel, for each block of channels: two for each multiprocessor of an H200
-_STATES, _LANES, _OWN = 16, 32, 5
-_NEVER = 1 << 30  # a start that no chunk reaches
+TILE = 128  # tokens: four a lane, which makes the scan within a tile cheap
+_GROUP = 280_000  # tokens in a row of a group of layers: it bounds the memory
+_PARTS = 4  # programs that share the channels of a tile
+_SOME = 4  # states of a program of the backward kernel
+_REGISTERS = 168  # of a thread there: what is held back (a few bytes) costs less than fewer warps at work
+_CARRY = 32  # tiles that a carry takes at once
+_STATES, _LANES = 16, 32
+_NEVER = 1 << 30  # a start that no tile reaches
 
 
-class Group(NamedTuple):
-    """Some layers, and their chunks as the kernels read them."""
+class Table(NamedTuple):
+    """The tiles of a row, as the kernels read them."""
 
-    chunks: Tensor  # (chunks, 6)
-    layers: Tensor  # (layers, 5)
-    span: slice  # of the layers among all
+    tiles: Tensor  # (tiles, 3)
+    layers: Tensor  # (layers, 4)
     places: int
 
 
+class Group(NamedTuple):
+    """Some neighbouring layers: the row with their embeddings, and all others."""
+
+    first: Table
+    later: Table
+    span: slice  # of the layers among all
+
+    def row(self, row: int) -> Table:
+        return self.later if row else self.first
+
+
 @functools.lru_cache(maxsize=16)
-def groups(sizes: tuple[int, ...], rows: int, device: torch.device, chunk: int) -> list[Group]:
-    """Neighbouring layers, about `_GROUP` tokens together, cut into chunks."""
+def groups(sizes: tuple[int, ...], device: torch.device, tile: int) -> list[Group]:
+    """Neighbouring layers, at most `_GROUP` tokens a row together (or one larger layer)."""
     found, first, column = [], 0, 0
     while first < len(sizes):
-        chunks, layers, place, index = [], [], 0, first
-        while index < len(sizes) and (index == first or place + rows * sizes[index] < _GROUP):
-            size, before = sizes[index], len(chunks)
-            length, wanted = rows * size + 1, (rows - 1) * size + 1
-            place += _HALO
-            cuts = [*range(wanted % chunk or chunk, wanted, chunk), *range(wanted, length, chunk)]
-            for begin, end in zip([0, *cuts], [*cuts, length], strict=True):
-                is_wanted = begin >= wanted
-                out = column + begin - wanted if is_wanted else 0
-                chunks.append((index - first, begin, end - begin, place + begin, is_wanted, out))
-            layers.append((column, size, place, before, len(chunks)))
-            place += length + chunk
-            column += size
-            index += 1
-        table = torch.tensor(chunks, dtype=torch.int32, device=device)
-        found.append(Group(table, torch.tensor(layers, dtype=torch.int32, device=device), slice(first, index), place))
-        first = index
+        stop, tokens = first + 1, sizes[first]
+        while stop < len(sizes) and tokens + sizes[stop] <= _GROUP:
+            tokens += sizes[stop]
+            stop += 1
+        with_lre, without = (_table(sizes[first:stop], column, begin, device, tile) for begin in (-1, 0))
+        found.append(Group(with_lre, without, slice(first, stop)))
+        first, column = stop, column + tokens
     return found
+
+
+def _table(sizes: tuple[int, ...], column: int, begin: int, device: torch.device, tile: int) -> Table:
+    tiles, layers = [], []
+    for index, size in enumerate(sizes):
+        before = len(tiles)
+        tiles += [(index, at, min(tile, size - at)) for at in range(begin, size, tile)]
+        layers.append((column, size, before, len(tiles)))
+        column += size
+    as_tensor = functools.partial(torch.tensor, dtype=torch.int32, device=device)
+    return Table(as_tensor(tiles), as_tensor(layers), len(tiles) * tile)
 
 
 def concat(
@@ -70,7 +83,7 @@ def concat(
     scales: Tensor | None,
     known: Tensor | None = None,
     *,
-    chunk: int = CHUNK,
+    tile: int = TILE,
 ) -> Tensor:
     """`MambaSlowNet.concat` for what `can_run` allows; history (l, N), result (N,). Never waits for the GPU."""
     padded = native.padded_sizes(net)
@@ -78,24 +91,21 @@ def concat(
     taps = padded[1]
     records = native.records(net, _STATES, taps)
     channels = len(records)
-    starts, guess = None, None
+    guess = None
     if net.horizon_tol > 0 and len(history) > 1:
         starts, guess = horizon(net, history, sizes, layers, scales, net.horizon_tol)
-        by_channel = starts.amin(2)
-        # Channels that remember for long go together, so that the other blocks needn't.
-        order = by_channel.double().mean(0).argsort()
-        records, by_channel = records.index_select(0, order), by_channel.index_select(1, order)
+        starts = starts.amin(2)
     else:
-        by_channel = torch.zeros(len(sizes), channels, dtype=torch.int32, device=history.device)
+        starts = torch.zeros(len(sizes), channels, dtype=torch.int32, device=history.device)
     missing = -channels % _LANES
     if missing:
         silent = F.pad(records.new_full((missing, _STATES), -1.0), (taps + 4 + 2 * _STATES, 3))  # A = -1, all else 0
         records = torch.cat([records, silent])
-        by_channel = F.pad(by_channel, (0, missing), value=_NEVER)
-    blocks = by_channel.unflatten(1, (-1, _LANES)).amin(2).to(torch.int32)
     token_weight = history.new_ones(1, 1) if net.W_a is None else net.W_a.weight
     lre = net.lre.weight[:, 0].index_select(0, constant(layers, history.device))
-    call = _Call(history.contiguous(), tuple(sizes), scales, blocks, guess, taps, net.discretization == "zoh", chunk)
+    unit = history.new_ones(len(sizes)) if scales is None else 1 / scales
+    zoh = net.discretization == "zoh"
+    call = _Call(history.contiguous(), tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile)
     return cast(Tensor, _Concat.apply(records, token_weight, lre, call, known))
 
 
@@ -103,25 +113,25 @@ class _Call(NamedTuple):
     history: Tensor
     sizes: tuple[int, ...]
     scales: Tensor | None
-    starts: Tensor  # (layers, blocks of channels)
+    unit: Tensor  # (layers,): what the net sees is the history times this
+    starts: Tensor  # (layers, channels)
     guess: Tensor | None
+    channels: int
     taps: int
     zoh: bool
-    chunk: int
+    tile: int
 
     @property
-    def unit(self) -> Tensor:
-        ones = self.history.new_ones(len(self.sizes))
-        return ones if self.scales is None else 1 / self.scales
+    def groups(self) -> list[Group]:
+        return groups(self.sizes, self.history.device, self.tile)
 
     def checked(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """Starts that suffice for these outputs; and those of the layers to do again, to the beginning."""
         if self.guess is None:
             return self.starts, torch.full_like(self.starts, _NEVER)
         enough = (segment_max(out.abs(), self.sizes) * self.unit >= self.guess)[:, None]
-        return torch.where(enough, self.starts, 0), torch.where(enough, _NEVER, 0).to(torch.int32).expand_as(
-            self.starts
-        )
+        again = torch.where(enough, _NEVER, 0).to(torch.int32).expand_as(self.starts)
+        return torch.where(enough, self.starts, 0), again
 
 
 class _Concat(torch.autograd.Function):
@@ -135,8 +145,7 @@ class _Concat(torch.autograd.Function):
         if known is not None:
             ctx.starts = call.checked(known)[0]
             return known.clone()
-        blocks = call.starts.shape[1]
-        partial = call.history.new_empty(blocks, call.history.shape[1])
+        partial = call.history.new_empty(_PARTS, call.history.shape[1])
         _outputs(records, token_weight, lre, call, call.starts, partial)
         out = partial.sum(0) * _spread(call)
         ctx.starts, again = call.checked(out)
@@ -153,16 +162,17 @@ class _Concat(torch.autograd.Function):
         records, token_weight, lre = ctx.saved_tensors
         call: _Call = ctx.call
         cotangent = (cotangent * _spread(call)).contiguous()
-        total = torch.zeros(records.shape[::-1], dtype=torch.float64, device=records.device)
+        total = torch.zeros(call.channels, len(records), dtype=torch.float64, device=records.device)
         d_token = torch.zeros(1, dtype=torch.float64, device=records.device)
         d_lre = []
-        for group in groups(call.sizes, len(call.history), call.history.device, call.chunk):
-            piece, rest = _gradients(records, token_weight, lre, call, ctx.starts, cotangent, group)
+        for group in call.groups:
+            sweep = _Sweep(records, token_weight, lre, call, ctx.starts, group)
+            piece, rest, firsts = sweep.gradients(cotangent)
             total += piece
-            d_token += rest[:, 0].sum(dtype=torch.float64)
-            d_lre.append(_sum_by_layer(rest[:, 1], group))
+            d_token += rest
+            d_lre.append(firsts)
         return (
-            total.to(records.dtype),
+            F.pad(total, (0, 0, 0, records.shape[1] - call.channels)).to(records.dtype),
             d_token.to(records.dtype).view_as(token_weight),
             torch.cat(d_lre).to(lre.dtype),
             None,
@@ -174,84 +184,126 @@ def _spread(call: _Call) -> Tensor | float:
     return 1.0 if call.scales is None else repeated(call.scales, call.sizes)
 
 
-def _sum_by_layer(values: Tensor, group: Group) -> Tensor:
-    """One value a chunk -> their sums, one a layer."""
-    ends = torch.cat([group.layers[:, 3], group.layers[-1:, 4]]).to(torch.int64)
-    if values.device.type == "cuda":
-        return torch.segment_reduce(values.contiguous(), "sum", offsets=ends, unsafe=True)
-    return torch.stack([part.sum() for part in values.split(ends.diff().tolist())])
-
-
-def _prepare(
-    records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, group: Group
-) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-    """The group's tokens, the state before each of its chunks, and the sum of their steps."""
-    blocks = starts.shape[1]
-    starts = starts[group.span].contiguous()
-    shape: dict[str, Any] = {"BLOCKS": blocks, "TAPS": call.taps}
-    chunks = len(group.chunks)
-    tokens = records.new_zeros(int(forward_kernels.ROWS), group.places)
-    states = records.new_empty(chunks, blocks, _STATES, _LANES)
-    totals = records.new_empty(chunks, blocks, _LANES)
-    _launch(forward_kernels.project, (chunks,),
-        records, token_weight, call.history, lre[group.span].contiguous(), call.unit[group.span].contiguous(),
-        group.chunks, group.layers, starts, tokens, call.history.shape[1], group.places, T=call.chunk, **shape,
-    )  # fmt: skip
-    scan = {**shape, "T": call.chunk, "ZOH": call.zoh, "num_warps": 1}
-    _launch(
-        forward_kernels.summaries, (chunks, blocks), records, group.chunks, starts, tokens, states, totals,
-        group.places, **scan,
-    )  # fmt: skip
-    _launch(
-        forward_kernels.carry, (len(group.layers), blocks), records, group.chunks, group.layers, starts, states,
-        totals, BACK=False, num_warps=1, **shape,
-    )  # fmt: skip
-    return starts, tokens, states, totals, scan
-
-
 def _outputs(records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, partial: Tensor) -> None:
-    for group in groups(call.sizes, len(call.history), call.history.device, call.chunk):
-        own, tokens, states, _, scan = _prepare(records, token_weight, lre, call, starts, group)
+    for group in call.groups:
+        _Sweep(records, token_weight, lre, call, starts, group).outputs(partial)
+
+
+class _Sweep:
+    """The launches over the rows of one group of layers, and the memory that they share."""
+
+    def __init__(
+        self, records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, group: Group
+    ) -> None:
+        self.records, self.token_weight, self.call, self.group = records, token_weight, call, group
+        self.lre, self.unit = lre[group.span].contiguous(), call.unit[group.span].contiguous()
+        self.starts = starts[group.span].contiguous()
+        self.earliest = self.starts.amin(1)
+        self.rows, self.weights = call.history.shape
+        channels, padded = call.channels, records.shape[1]
+        self.channels = (channels, padded)
+        self.part = {"PER_PART": -(-channels // _PARTS)}
+        self.scan = {"TAPS": call.taps, "T": call.tile, "ZOH": call.zoh, "num_warps": 1}
+        places = max(group.first.places, group.later.places)
+        self.tokens = records.new_empty(int(forward_kernels.ROWS), places)
+        self.xs = records.new_empty(call.channels, places)
+        self.dts = records.new_empty(call.channels, places)
+
+    def _kept(self) -> Tensor:
+        return self.records.new_zeros(len(self.starts), self.call.channels, _STATES)
+
+    def _per_tile(self, table: Table) -> Tensor:
+        return self.records.new_empty(len(table.tiles), self.call.channels, _STATES)
+
+    def _project(self, row: int) -> Table:
+        table = self.group.row(row)
         _launch(
-            forward_kernels.outputs, (len(group.chunks), own.shape[1]), records, group.chunks, own, tokens,
-            states, partial, call.history.shape[1], group.places, **scan,
+            forward_kernels.project, (len(table.tiles),), self.records, self.token_weight, self.call.history, self.lre,
+            self.unit, table.tiles, table.layers, self.earliest, self.tokens, self.xs, self.dts, row, self.weights,
+            table.places, *self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
+        )  # fmt: skip
+        return table
+
+    def _enter(self, row: int, table: Table, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """The state that comes into each tile of a projected row, and the sum of the tile's steps."""
+        added = self._per_tile(table)
+        totals = self.records.new_empty(added.shape[:2])
+        _launch(
+            forward_kernels.summarise, (len(table.tiles), _PARTS), self.records, table.tiles, table.layers, self.starts,
+            self.tokens, self.xs, self.dts, added, totals, row, table.places, *self.channels, **self.part, **self.scan,
+        )  # fmt: skip
+        return self._carry(row, table, added, totals, kept, back=False), totals
+
+    def _carry(self, row: int, table: Table, added: Tensor, totals: Tensor, kept: Tensor, *, back: bool) -> Tensor:
+        coming_in = torch.empty_like(added)
+        _launch(
+            forward_kernels.carry, tuple(kept.shape[:2]), self.records, table.tiles, table.layers, self.starts, added,
+            totals, coming_in, kept, row, *self.channels, TAPS=self.call.taps, BACK=back, N=_CARRY, num_warps=1,
+        )  # fmt: skip
+        return coming_in
+
+    def outputs(self, partial: Tensor) -> None:
+        kept, last = self._kept(), self.rows - 1
+        for row in range(last):
+            self._enter(row, self._project(row), kept)
+        table = self._project(last)
+        states, _ = self._enter(last, table, kept)
+        _launch(
+            forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
+            self.starts, self.earliest, self.tokens, self.xs, self.dts, states, partial, last, self.weights,
+            table.places, *self.channels, **self.part, **self.scan,
         )  # fmt: skip
 
+    def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the records and of W_a, float64, and of the embeddings."""
+        call, kept = self.call, self._kept()
+        entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
+        kept = self._kept()
+        splits, places = _STATES // _SOME, self.xs.shape[1]
+        slots = max(len(group.tiles) for group in (self.group.first, self.group.later))
+        dx = self.xs.new_empty(splits, call.channels, places)
+        dtokens = self.tokens.new_empty(2 * (splits + _STATES), places)
+        # Tiles that can't change anything are left alone, so what they would write has to be zero.
+        own = self.records.new_zeros(splits, slots, call.channels, int(backward_kernels.OWN))
+        mixed = self.records.new_zeros(slots, call.channels, int(backward_kernels.MIXED))
+        rests = {id(table): self.records.new_zeros(len(table.tiles), _PARTS, 2) for table in self.group[:2]}
+        for row in reversed(range(self.rows)):
+            last = row == self.rows - 1
+            table = self.group.row(row) if last else self._project(row)
+            states, totals = entered.pop()
+            added = torch.empty_like(states)
+            tables = (self.records, table.tiles, table.layers, self.starts, self.tokens)
+            _launch(
+                backward_kernels.back_summarise, (len(table.tiles), _PARTS), *tables, self.dts, cotangent, added, row,
+                table.places, *self.channels, WANTED=last, **self.part, **self.scan,
+            )  # fmt: skip
+            flows = self._carry(row, table, added, totals, kept, back=True)
+            _launch(
+                backward_kernels.gradients, (len(table.tiles), splits), *tables, self.xs, self.dts, states,
+                flows, cotangent, dx, dtokens, own, slots, row, table.places, *self.channels, WANTED=last, SOME=_SOME,
+                maxnreg=_REGISTERS, **self.scan,
+            )  # fmt: skip
+            _launch(
+                backward_kernels.unproject, (len(table.tiles), _PARTS), self.records, self.token_weight, call.history,
+                self.lre, self.unit, table.tiles, table.layers, self.starts, self.earliest, self.xs, dx, dtokens, mixed,
+                rests[id(table)], row, self.weights, table.places, *self.channels, SPLITS=splits, TAPS=call.taps,
+                T=call.tile, num_warps=1, **self.part,
+            )  # fmt: skip
+        A, steps, ends = own.sum(1, dtype=torch.float64)[..., : _SOME + 5].split([_SOME, 2, 3], 2)
+        first = mixed.sum(0, dtype=torch.float64)[:, : call.taps + 2 + 2 * _STATES]
+        fields = [first, steps.sum(0), *A.unbind(0), ends.sum(0)]
+        rest = sum(part[..., 0].sum(dtype=torch.float64) for part in rests.values())
+        d_lre = sum(_sum_by_layer(rests[id(table)][..., 1], table) for table in self.group[:2])
+        return torch.cat(fields, 1), cast(Tensor, rest), cast(Tensor, d_lre)
 
-def _gradients(
-    records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, cotangent: Tensor, group: Group
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the records, float64, and (chunks, 2) parts of those of W_a and the LRE."""
-    own, tokens, states, totals, scan = _prepare(records, token_weight, lre, call, starts, group)
-    blocks, chunks, taps = own.shape[1], len(group.chunks), call.taps
-    shape = {"BLOCKS": blocks, "TAPS": taps}
-    dstates = torch.empty_like(states)
-    _launch(
-        forward_kernels.back_summaries, (chunks, blocks), records, group.chunks, own, tokens, cotangent, dstates,
-        group.places, **scan,
-    )  # fmt: skip
-    _launch(
-        forward_kernels.carry, (len(group.layers), blocks), records, group.chunks, group.layers, own, dstates,
-        totals, BACK=True, num_warps=1, **shape,
-    )  # fmt: skip
-    programs = min(chunks, _PROGRAMS)
-    kept = records.new_empty(programs, blocks, call.chunk // int(backward_kernels.SUB), _STATES, _LANES)
-    dx = records.new_empty(group.places, records.shape[1])
-    dtokens = records.new_empty(blocks, int(forward_kernels.D_ROWS), group.places)
-    partial = records.new_empty(programs, blocks, _STATES + _OWN, _LANES)
-    _launch(backward_kernels.backward, (programs, blocks),
-        records, group.chunks, own, tokens, states, dstates, cotangent, kept, dx, dtokens, partial, chunks,
-        -(-chunks // programs), group.places, **scan,
-    )  # fmt: skip
-    mixed = records.new_empty(chunks, records.shape[1], taps + 2 + 2 * _STATES)
-    rest = records.new_empty(chunks, 2)
-    _launch(
-        backward_kernels.unproject, (chunks,), records, group.chunks, group.layers, own, tokens, dx, dtokens,
-        mixed, rest, group.places, T=call.chunk, num_warps=8, **shape,
-    )  # fmt: skip
-    scanned = partial.sum(0, dtype=torch.float64).transpose(1, 2).flatten(0, 1)  # (channels, STATES + OWN)
-    A, steps, ends = scanned.split([_STATES, 2, 3], 1)
-    return torch.cat([mixed.sum(0, dtype=torch.float64), steps, A, ends], 1), rest
+
+def _sum_by_layer(values: Tensor, table: Table) -> Tensor:
+    """Values of each tile, in parts -> their sums, one a layer."""
+    values = values.sum(1)
+    ends = torch.cat([table.layers[:, 2], table.layers[-1:, 3]]).to(torch.int64)
+    if values.device.type == "cuda":
+        return torch.segment_reduce(values, "sum", offsets=ends, unsafe=True)
+    return torch.stack([part.sum() for part in values.split(ends.diff().tolist())])
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
