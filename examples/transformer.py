@@ -2,7 +2,7 @@
 
 The network reads 16 symbols and names the one that occurs twice.
 
-python examples/transformer.py --steps 1500
+python examples/transformer.py --steps 1000
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def train(method: str, steps: int, batch_size: int = 64, lr: float = 2e-3) -> tu
     # Attention reads its projections' weights itself, past their layers: they stay float.
     fs.binarize_(model, method, only=["encoder.layers.*.linear1", "encoder.layers.*.linear2"])
     optimizer = fs.optimizer(model, torch.optim.AdamW(model.parameters(), lr=lr), total_steps=steps)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):
         symbols, twice = batch(batch_size, generator)
@@ -55,6 +56,7 @@ def train(method: str, steps: int, batch_size: int = 64, lr: float = 2e-3) -> tu
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        scheduler.step()
         losses.append(loss.item())
         if (step + 1) % 100 == 0:
             print(f"step {step + 1}: loss {losses[-1]:.4f}")
@@ -71,7 +73,7 @@ def accuracy(model: nn.Module, n: int = 1000) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="ste", help="any name that `fastslow methods` lists")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
     model, _ = train(options.method, options.steps)
     print(f"accuracy {accuracy(model):.1%}")

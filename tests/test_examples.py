@@ -78,7 +78,7 @@ def test_transformer():
 def test_transformer_learns_its_task():
     torch.manual_seed(0)
     transformer = example("transformer")
-    assert transformer.accuracy(transformer.train("ste", 1500)[0]) > 0.95
+    assert transformer.accuracy(transformer.train("ste", 1000)[0]) > 0.95
 
 
 @pytest.mark.filterwarnings("ignore:::pytorch_lightning", "ignore:::lightning_fabric", "ignore:::torchmetrics")

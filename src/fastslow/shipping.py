@@ -53,7 +53,10 @@ def published(config: dict[str, Any]) -> dict[str, Any]:
 def load_shipped(config_file: Path, weights_file: Path, classes: int) -> nn.Module:
     """The binary torch network of a run that was shipped as these two files; it needs no data set."""
     try:
-        config = RunConfig.from_dict(json.loads(config_file.read_text()))
+        values = json.loads(config_file.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        config = RunConfig.from_dict(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{config_file.name} is no config of a run: {error}") from error
     network = build_model(dataclasses.replace(config, weights=NONE), classes)
