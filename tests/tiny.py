@@ -1,11 +1,14 @@
 """A network, data and configs small enough to train in a moment, for this process and for others.
 
-``python tests/tiny.py cli ARGUMENTS`` is the command line with the tiny network registered;
+``python tests/tiny.py cli ARGUMENTS`` is the command line with the tiny network registered (``TINY_KILL=RANK:STEP``
+lets that rank of a torchrun kill itself before that step, once);
 ``python tests/tiny.py finish FOLDER...`` resumes these runs and writes their last state beside them.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,7 +58,8 @@ def bare(num_classes: int = 10) -> nn.Module:
     """Nothing random in training and no BatchNorm: what a batch is split into makes no difference."""
     return nn.Sequential(
         *(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU()),
-        *(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, num_classes)),
+        *(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes)),
     )
 
 
@@ -137,11 +141,25 @@ def assert_same_state(one: Any, other: Any, where: str = "state") -> None:
         assert one == other, where
 
 
+def _kill_before(step: int) -> None:
+    train_step = Trainer.train_step
+
+    def deadly(trainer: Trainer, x: Tensor, y: Tensor) -> float | None:
+        if trainer.done == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(trainer, x, y)
+
+    Trainer.train_step = deadly
+
+
 def main() -> None:
     command, *arguments = sys.argv[1:]
     if command == "cli":
         from fastslow.cli import main as command_line
 
+        rank, _, step = os.environ.get("TINY_KILL", "").partition(":")
+        if rank and rank == os.environ["RANK"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            _kill_before(int(step))
         sys.argv = ["fastslow", *arguments]
         command_line()
     for folder in map(Path, arguments):

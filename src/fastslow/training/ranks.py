@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -148,7 +150,11 @@ def joint_batch_norm(model: nn.Module, ranks: Ranks, device: torch.device) -> nn
 
 def restarted() -> bool:
     """Whether `torchrun --max-restarts` started this process again after a failure."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return _restarts() != "0"
+
+
+def _restarts() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def own_device(ranks: Ranks, device: torch.device) -> torch.device:
@@ -177,13 +183,16 @@ def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=_PATIENCE)
+    # A restart may find the addresses of the processes before it in torchrun's store: they are kept apart by number.
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    store = PrefixStore(f"fastslow/{_restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     try:
         yield ranks, device
     except RuntimeError as error:
         if not _connection_failed(error):
             raise
-        raise RankLost(f"rank {ranks.rank} stops: another process of this run is gone ({_last_line(error)})") from error
+        raise RankLost("another process of this run is gone; its own message says why") from error
     finally:
         dist.destroy_process_group()
 
@@ -191,7 +200,3 @@ def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
 def _connection_failed(error: RuntimeError) -> bool:
     # gloo raises a plain RuntimeError that names its source file.
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _last_line(error: RuntimeError) -> str:
-    return str(error).strip().splitlines()[-1]
