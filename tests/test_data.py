@@ -132,7 +132,7 @@ def test_size_is_for_folders():
 
 
 def test_list_datasets():
-    assert list_datasets() == ["cifar10", "cifar100", "mini", "folder:PATH"]
+    assert list_datasets() == ["cifar10", "cifar100", "mini", "folder:PATH", "stream:PATH"]
 
 
 # ---- CIFAR files ---------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_keys_tell_configs_apart_and_stay_the_same():
         "model": "resnet8",
         "model_fields": {"bn_before_fc": True},
         "data": "mini",
+        "image_size": 64,
         "holdout": 5,
         "weights": "shipped",
         "method": None,
@@ -127,7 +128,7 @@ def test_keys_tell_configs_apart_and_stay_the_same():
         "seed": 1,
         "precision": "bf16",
     }
-    no_number = {"metrics", "checkpoint_every", "keep", "on_nan"}
+    no_number = {"metrics", "checkpoint_every", "keep", "on_nan", "workers"}
     assert {*other, *no_number} == {field.name for field in dataclasses.fields(RunConfig)}
     changed = [RunConfig(**{name: value}) for name, value in other.items()]
     keys = {config.key for config in [RunConfig(), *changed]}

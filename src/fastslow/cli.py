@@ -27,12 +27,23 @@ _METHOD, _NETWORK, _OPTIMIZATION, _OUTPUT = "Method", "Network and data", "Optim
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.", rich_help_panel=_OUTPUT)]
 DataName = Annotated[
-    str, typer.Option("--data", help="cifar10, cifar100, mini, or folder:PATH.", rich_help_panel=_NETWORK)
+    str, typer.Option("--data", help="cifar10, cifar100, mini, folder:PATH, or stream:PATH.", rich_help_panel=_NETWORK)
 ]
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="Where data sets lie (default: $FASTSLOW_DATA or ~/.cache/fastslow).", rich_help_panel=_NETWORK),
 ]
+ImageSize = Annotated[
+    int,
+    typer.Option(
+        help="Side of your own images in pixels (0: 32 in a folder, 224 in a stream).", rich_help_panel=_NETWORK
+    ),
+]
+_WORKERS = typer.Option(
+    help="Processes that decode a stream's images (-1: one a core, up to 8).", rich_help_panel=_OUTPUT
+)
+Workers = Annotated[int, _WORKERS]
+OtherWorkers = Annotated[int | None, _WORKERS]
 Holdout = Annotated[
     int, typer.Option(help="Evaluate on the last N training images, not on the test set.", rich_help_panel=_NETWORK)
 ]
@@ -198,6 +209,7 @@ def train(
     ] = None,
     data: DataName = "cifar10",
     data_root: DataRoot = None,
+    image_size: ImageSize = 0,
     holdout: Holdout = 0,
     augment: Annotated[bool, typer.Option(help="Random crops and flips.", rich_help_panel=_NETWORK)] = True,
     optimizer: OptimizerName = "adam",
@@ -224,6 +236,7 @@ def train(
     on_nan: OnNan = "stop",
     device: Device = "auto",
     run: RunOption = None,
+    workers: Workers = -1,
     track: Track = "none",
     json: Json = False,
 ) -> None:
@@ -242,6 +255,7 @@ def train(
         model=model,
         model_fields={"bn_before_fc": True} if bn_before_fc else {},
         data=support.choose_data(data),
+        image_size=image_size,
         holdout=holdout,
         weights=support.choose_weights(weights, model, data),
         method=method,
@@ -263,6 +277,7 @@ def train(
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
         metrics=metrics,
+        workers=workers,
         checkpoint_every=checkpoint_every,
         keep=keep,
         on_nan=on_nan,  # pyright: ignore[reportArgumentType]
@@ -277,6 +292,7 @@ def pretrain(
     model: ModelName = "resnet20",
     data: DataName = "cifar10",
     data_root: DataRoot = None,
+    image_size: ImageSize = 0,
     holdout: Holdout = 0,
     optimizer: OptimizerName = "momentum",
     lr: Lr = 0.1,
@@ -298,6 +314,7 @@ def pretrain(
     on_nan: OnNan = "stop",
     device: Device = "auto",
     run: RunOption = None,
+    workers: Workers = -1,
     track: Track = "none",
     json: Json = False,
 ) -> None:
@@ -309,6 +326,7 @@ def pretrain(
     config = RunConfig(
         model=model,
         data=support.choose_data(data),
+        image_size=image_size,
         holdout=holdout,
         method=None,
         optimizer=optimizer,  # pyright: ignore[reportArgumentType]
@@ -320,6 +338,7 @@ def pretrain(
         batch_size=batch_size,
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
+        workers=workers,
         checkpoint_every=checkpoint_every,
         keep=keep,
         on_nan=on_nan,  # pyright: ignore[reportArgumentType]
@@ -335,6 +354,7 @@ def resume(
     keep: OtherKeep = None,
     on_nan: OtherOnNan = None,
     device: Device = "auto",
+    workers: OtherWorkers = None,
     track: Annotated[
         str | None,
         typer.Option(help="Other trackers than before, or none.", rich_help_panel=_OUTPUT),
@@ -345,7 +365,8 @@ def resume(
     from . import cli_support as support
 
     support.show_logs()
-    support.resume(run, device, data_root, json, track, checkpoint_every=checkpoint_every, keep=keep, on_nan=on_nan)
+    changes = {"checkpoint_every": checkpoint_every, "keep": keep, "on_nan": on_nan, "workers": workers}
+    support.resume(run, device, data_root, json, track, **changes)
 
 
 @app.command("eval")
@@ -359,15 +380,15 @@ def evaluate(
 ) -> None:
     """Accuracy and loss on the test set."""
     from . import cli_support as support
-    from . import data as datasets
     from .report.load import load_trained
     from .training.evaluate import evaluate as measure
+    from .training.evaluate import evaluation_batches
 
     chosen = support.choose_device(device)
     trained, config = load_trained(what, model=model, data=support.choose_data(data) if data else None)
-    dataset = datasets.load(config.data, data_root, holdout=config.holdout)
+    dataset = support.load_data(config, data_root)
     support.check_classes(trained, dataset)
-    found = measure(trained.to(chosen), datasets.Batches(dataset.test, 500, device=chosen))
+    found = measure(trained.to(chosen), evaluation_batches(dataset.test, device=chosen))
     if json:
         support.print_json({"accuracy": found.accuracy, "loss": found.loss, "n": found.n})
     else:
@@ -412,7 +433,7 @@ def data(
         rows = [
             {"name": entry, "present": datasets.is_available(entry, data_root)}
             for entry in datasets.list_datasets()
-            if not entry.startswith("folder:")
+            if not entry.startswith(datasets.PATHS)
         ]
         if json:
             print_json(rows)
@@ -420,9 +441,13 @@ def data(
             print(f"folder: {datasets.data_root(data_root)}")
             for row in rows:
                 print(f"{row['name']:<10} {'present' if row['present'] else 'not fetched yet'}")
-            print("folder:PATH  your own images, PATH/train/CLASS/* and PATH/test/CLASS/*")
+            print("folder:PATH  your own images, PATH/train/CLASS/* and PATH/test/CLASS/*, held in memory")
+            print("stream:PATH  the same, left on disk")
         return
     found = datasets.load(name, data_root)
+    for part in (found.train, found.test):
+        if isinstance(part, datasets.FileSet) and (wrong := datasets.check_files(part)):
+            raise datasets.DataError(f"{len(wrong)} files of {name} can't be used: {'; '.join(wrong[:20])}")
     counts = {"name": name, "train": len(found.train), "test": len(found.test), "classes": len(found.train.classes)}
     if json:
         print_json(counts)

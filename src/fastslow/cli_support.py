@@ -107,13 +107,17 @@ def choose_weights(weights: str | None, model: str, data_name: str) -> str:
 
 def choose_data(name: str) -> str:
     """A data set's name; a folder by its full path, so that the run can be resumed from anywhere."""
-    path = name.removeprefix("folder:")
-    return f"folder:{Path(path).expanduser().resolve()}" if path and path != name else name
+    for kind in data.PATHS:
+        path = name.removeprefix(kind)
+        if path and path != name:
+            return f"{kind}{Path(path).expanduser().resolve()}"
+    return name
 
 
 def default_run(config: RunConfig) -> Path:
-    named = config.data.removeprefix("folder:")
-    where = Path(named).name if named != config.data else named
+    where = config.data
+    for kind in data.PATHS:
+        where = Path(where.removeprefix(kind)).name if where.startswith(kind) else where
     parts = [config.model, where, config.method or "float"]
     return Path("runs") / "-".join([*parts, config.optimizer, f"seed{config.seed}", config.key[:6]])
 
@@ -194,8 +198,13 @@ def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: P
     if config.method is not None:
         get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
     with ranks.one_first():
-        dataset = data.load(config.data, data_root, holdout=config.holdout)
+        dataset = load_data(config, data_root)
     return Trainer(config, dataset, device=device, ranks=ranks, sink=ConsoleSink() if ranks.first else Silent())
+
+
+def load_data(config: RunConfig, data_root: Path | None) -> data.Dataset:
+    """The data set of a config."""
+    return data.load(config.data, data_root, holdout=config.holdout, size=config.image_size or None)
 
 
 def check_classes(model: torch.nn.Module, dataset: data.Dataset) -> None:

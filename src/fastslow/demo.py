@@ -21,7 +21,7 @@ from .report.summary import summarize
 from .shipping import pack_run
 from .training.build import build_model
 from .training.config import SHIPPED, RunConfig
-from .training.evaluate import evaluate
+from .training.evaluate import evaluate, evaluation_batches
 from .training.loop import Trainer
 from .training.run import RunFolder
 from .training.sinks import ConsoleSink
@@ -77,7 +77,7 @@ def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
     config = demo_config(epochs)
     _make_room(out)
     dataset = data.load(config.data)
-    test = data.Batches(dataset.test, 500)
+    test = evaluation_batches(dataset.test)
     float_config = RunConfig(**{**config.to_dict(), "method": None, "method_fields": {}})
     before = evaluate(build_model(float_config, 10), test)
     print(f"1  float ResNet-20: {before.accuracy:.1f} % on {before.n} test images", flush=True)

@@ -41,6 +41,7 @@ class BinaryLayer(nn.Module):
     _progress: Tensor
     _owner: object | None
     _trained: bool
+    _dimensions: int  # of the whole weight
     _own: tuple[str, ...]  # names of the method's own parameters and buffers
 
     def start_binary(self, method: Method, binarizer: Binarizer, activations: str | None = None) -> None:
@@ -49,6 +50,7 @@ class BinaryLayer(nn.Module):
         self.binarizer = binarizer
         self.activations = activations
         self.input_bits = method.input_bits(activations)
+        self._dimensions = self.weight.ndim
         self._progress = torch.zeros((), device=self.weight.device)
         self._reset_run_time()
         own = self._fresh_state(self.weight.detach())
@@ -69,7 +71,16 @@ class BinaryLayer(nn.Module):
             self.register_forward_pre_hook(_sign_of_input)
         for name in self._own:
             delattr(self, name)
-        for name in ("method", "binarizer", "activations", "input_bits", "_progress", "_own", *_RUN_TIME):
+        for name in (
+            "method",
+            "binarizer",
+            "activations",
+            "input_bits",
+            "_dimensions",
+            "_progress",
+            "_own",
+            *_RUN_TIME,
+        ):
             self.__dict__.pop(name, None)
         self.__class__ = PLAIN_OF[type(self)]  # pyright: ignore[reportAttributeAccessIssue]
         self.weight = nn.Parameter(values, requires_grad=False)

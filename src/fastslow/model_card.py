@@ -38,7 +38,7 @@ def _front_matter(packed: PackedModel, repo_id: str, licence: str | None) -> lis
     if licence is not None:
         lines.append(f"license: {json.dumps(licence)}")
     if "test_accuracy" in result:
-        dataset = str(config.get("data", "unknown")).removeprefix("folder:")
+        dataset = str(config.get("data", "unknown")).rpartition(":")[2]
         entry = {
             "task": {"type": "image-classification"},
             "dataset": {"type": dataset, "name": dataset},

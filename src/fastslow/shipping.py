@@ -25,7 +25,7 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
     network, config = load_trained(run)
     if config.method is None:
         raise ValueError(f"{run} trained a float network: there are no bits to pack; train it with --method")
-    images = datasets.load(config.data).test
+    images = datasets.load(config.data, size=config.image_size or None).test
     found = RunFolder.open(run).result() or {}
     if found:
         found["config"] = published(found["config"])
@@ -33,7 +33,7 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
     return pack(
         network,
         out,
-        input_shape=tuple(images.images.shape[1:]),
+        input_shape=images.shape,
         dtype=dtype,
         mean=images.mean,
         std=images.std,
@@ -45,8 +45,9 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
 def published(config: dict[str, Any]) -> dict[str, Any]:
     """A config as strangers may read it: of folders and files on this machine, the last name."""
     data, weights = config["data"], config["weights"]
-    if data.startswith("folder:"):
-        data = f"folder:{Path(data.removeprefix('folder:')).name}"
+    kind, colon, path = data.partition(":")  # folder:PATH or stream:PATH
+    if colon:
+        data = f"{kind}:{Path(path).name}"
     return {**config, "data": data, "weights": Path(weights).name}
 
 

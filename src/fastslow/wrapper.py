@@ -180,6 +180,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
             )
         if not self._layers:
             raise ValueError("the model has no binary layers; call fs.binarize_(model, ...) before fs.optimizer")
+        self._refuse_shards()
         known = {id(p) for group in self.base.param_groups for p in group["params"]}
         missing = [name for name, layer in self._trained_layers() if id(layer.weight) not in known]
         if missing:
@@ -220,6 +221,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
     def _check_owner(self) -> None:
         if any(layer._owner is not self._token for layer in self._layers.values()):
             raise RuntimeError("the model's binary layers are driven by a newer fs.optimizer; step that one instead")
+        self._refuse_shards()
         if not self._warned and hasattr(self.base.step, "_wrapped_by_lr_sched"):
             self._warned = True
             warnings.warn(
@@ -227,6 +229,20 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 "(the learning rates are shared, so training goes on as intended)",
                 stacklevel=4,
             )
+
+    def _refuse_shards(self) -> None:
+        """A piece of a weight has no largest value, no signs and no history of the whole: FSDP is refused.
+
+        Weights that ``fully_shard`` split are DTensors, with placements; FullyShardedDataParallel leaves a flat piece,
+        or no parameter at all.
+        """
+        for name, layer in self._layers.items():
+            whole = isinstance(layer.weight, nn.Parameter) and layer.weight.ndim == layer._dimensions
+            if not whole or hasattr(layer.weight, "placements"):
+                raise ValueError(
+                    f"the weight of {name} is split over processes (FSDP), and the methods need each layer's whole: "
+                    "train with DistributedDataParallel, or leave the binary layers out of the sharding"
+                )
 
     def _refuse_direct_step(self, *_: Any) -> None:
         if not self._stepping:

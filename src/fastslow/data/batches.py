@@ -16,7 +16,7 @@ from torch import Tensor
 from .images import ImageSet
 
 PAD = 4
-_ORDER, _AUGMENT = 0, 1  # independent random streams of one seed
+ORDER, AUGMENT = 0, 1  # independent random streams of one seed
 
 
 def gather(images: Tensor, indices: Tensor, shifts: Tensor, flips: Tensor) -> Tensor:
@@ -88,11 +88,11 @@ class Batches:
         n = len(self.image_set)
         indices, shifts, flips = torch.arange(n), torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)
         if self.shuffle:
-            indices = torch.randperm(n, generator=_generator(self.seed, epoch, _ORDER))
+            indices = torch.randperm(n, generator=generator(self.seed, epoch, ORDER))
         if self.augment:
-            generator = _generator(self.seed, epoch, _AUGMENT)
-            shifts = torch.randint(-PAD, PAD + 1, (n, 2), generator=generator)
-            flips = torch.randint(0, 2, (n,), generator=generator) == 1
+            numbers = generator(self.seed, epoch, AUGMENT)
+            shifts = torch.randint(-PAD, PAD + 1, (n, 2), generator=numbers)
+            flips = torch.randint(0, 2, (n,), generator=numbers) == 1
         return indices, shifts, flips
 
     def gather(self, indices: Tensor, shifts: Tensor, flips: Tensor) -> Tensor:
@@ -122,7 +122,8 @@ def part_of_batch(batch: int, batch_size: int, images: int, share: Callable[[int
     return slice(first + (mine.start or 0), first + mine.stop)
 
 
-def _generator(seed: int, epoch: int, stream: int) -> torch.Generator:
+def generator(seed: int, epoch: int, stream: int) -> torch.Generator:
+    """The random numbers of one kind in one epoch."""
     # SeedSequence spreads neighbouring seeds and epochs, so that no two streams are correlated.
     state = np.random.SeedSequence(seed, spawn_key=(stream, epoch)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))

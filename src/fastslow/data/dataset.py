@@ -6,21 +6,27 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..registry import Registry
+from .batches import Batches
 from .cifar import CIFAR10, CIFAR100, Cifar, read_cifar
 from .embedded import read_mini
 from .errors import DataError
 from .fetch import fetch_archive, is_present
 from .folder import read_folder
 from .images import ImageSet
+from .stream import FileSet, StreamedBatches, read_stream
 
-_FOLDER = "folder:"
+_FOLDER, _STREAM = "folder:", "stream:"
+PATHS = (_FOLDER, _STREAM)  # of your own images
 _Root = str | os.PathLike[str] | None
-_Reader = Callable[[str], ImageSet]  # of one split, "train" or "test"
+AnySet = ImageSet | FileSet
+AnyBatches = Batches | StreamedBatches
+_Reader = Callable[[str], AnySet]  # of one split, "train" or "test"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,14 +37,14 @@ class Dataset:
     """
 
     name: str
-    train: ImageSet
-    test: ImageSet
+    train: AnySet
+    test: AnySet
     holdout: int = 0
 
 
 def list_datasets() -> list[str]:
     """The names that `load` knows; PATH stands for a folder of your own."""
-    return [*_DATASETS, f"{_FOLDER}PATH"]
+    return [*_DATASETS, *(f"{kind}PATH" for kind in PATHS)]
 
 
 def is_available(name: str, root: _Root = None) -> bool:
@@ -56,11 +62,12 @@ def load(
     size: int | None = None,
     url: str | None = None,
 ) -> Dataset:
-    """Load `cifar10`, `cifar100`, `mini` or `folder:PATH`.
+    """Load `cifar10`, `cifar100`, `mini`, `folder:PATH` or, with the images left on disk, `stream:PATH`.
 
     CIFAR is looked for in `root` (default: FASTSLOW_DATA, else ~/.cache/fastslow) and downloaded there if missing, from
     the mirror `url` if given. `holdout=n` sets the last n training images aside for evaluation and does not even read
-    the test set: the way to choose hyper-parameters. `size` is the side of a folder's images in pixels (default 32).
+    the test set: the way to choose hyper-parameters. `size` is the side of your own images in pixels
+    (default: 32 in a folder, 224 in a stream).
     """
     read = _reader(name, root, download, size, url)
     train = read("train")
@@ -84,15 +91,25 @@ def _in_turns(labels: Tensor) -> Tensor:
     return counts.gather(1, labels[:, None])[:, 0].argsort(stable=True)
 
 
+def batches_of(image_set: AnySet, batch_size: int, *, workers: int | None = None, **options: Any) -> AnyBatches:
+    """:class:`Batches` or :class:`StreamedBatches`, whichever the set needs; `workers` decode the latter's files."""
+    if isinstance(image_set, FileSet):
+        return StreamedBatches(image_set, batch_size, workers=workers, **options)
+    return Batches(image_set, batch_size, **options)
+
+
 def _reader(name: str, root: _Root, download: bool, size: int | None, url: str | None) -> _Reader:
-    if name.startswith(_FOLDER):
-        path = name.removeprefix(_FOLDER)
-        if not path:
-            raise DataError(f"{name!r} names no folder: write folder:PATH")
-        return partial(read_folder, path, size=32 if size is None else size)
+    for kind, read, usual in ((_FOLDER, read_folder, 32), (_STREAM, read_stream, 224)):
+        if name.startswith(kind):
+            path = name.removeprefix(kind)
+            if not path:
+                raise DataError(f"{name!r} names no folder: write {kind}PATH")
+            return partial(read, path, size=usual if size is None else size)
     reader = _DATASETS[name]
     if size is not None:
-        raise ValueError(f"size={size} applies to folder:PATH only, images of {name} have 32x32 pixels: leave it out")
+        raise ValueError(
+            f"size={size} applies to folder:PATH and stream:PATH only, images of {name} have 32x32 pixels: leave it out"
+        )
     return reader(root, download, url)
 
 

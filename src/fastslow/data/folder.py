@@ -1,6 +1,6 @@
 """Your own images: one folder a class.
 
-    PATH/train/CLASS/*.png  and  PATH/test/CLASS/*.png      a split of your own, or
+    PATH/train/CLASS/*.png  and  PATH/test/CLASS/*.png      a split of your own (val in place of test will do), or
     PATH/CLASS/*.png                                        a tenth of each class becomes the test set
 
 Which tenth depends on the files' names only (those whose hash is smallest), so it stays the same on every machine and
@@ -29,22 +29,28 @@ def read_folder(path: str | Path, split: str, *, size: int = 32, max_bytes: int 
     """The `"train"` or `"test"` images under `path` as RGB, shorter side resized to `size`, centre square cropped."""
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, not {size}")
-    classes = _split(Path(path).expanduser(), split)
-    files = [(file, label) for label, name in enumerate(classes) for file in classes[name]]
-    files.sort(key=lambda item: _hash(item[0]))
+    files, labels, classes = list_folder(path, split)
     needed = len(files) * 3 * size * size
     if needed > max_bytes:
         raise DataError(
             f"{len(files)} images of {size}x{size} pixels in {path} need {needed / 2**20:.0f} MiB of memory, "
-            f"more than the limit of {max_bytes / 2**20:.0f} MiB: choose a smaller size or fewer images"
+            f"more than the limit of {max_bytes / 2**20:.0f} MiB: choose a smaller size or fewer images, or "
+            "leave them on disk with stream:PATH"
         )
     images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
     with progress(f"reading {split} images", len(files)) as advance:
-        for image, (file, _) in zip(images, files, strict=True):
+        for image, file in zip(images, files, strict=True):
             image.copy_(torch.from_numpy(_decode(file, size)))
             advance(1)
-    labels = torch.tensor([label for _, label in files])
-    return ImageSet(images=images, labels=labels, classes=tuple(classes))
+    return ImageSet(images=images, labels=torch.tensor(labels), classes=classes)
+
+
+def list_folder(path: str | Path, split: str) -> tuple[list[Path], list[int], tuple[str, ...]]:
+    """The files of a split in their order, the label of each, and the names of the classes."""
+    classes = _split(Path(path).expanduser(), split)
+    files = [(file, label) for label, name in enumerate(classes) for file in classes[name]]
+    files.sort(key=lambda item: _hash(item[0]))
+    return [file for file, _ in files], [label for _, label in files], tuple(classes)
 
 
 def _split(path: Path, split: str) -> dict[str, list[Path]]:
@@ -56,11 +62,12 @@ def _split(path: Path, split: str) -> dict[str, list[Path]]:
     train = _classes(path / "train")
     if split == "train":
         return train
-    if not (path / "test").is_dir():
+    other = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+    if other is None:
         raise DataError(f"{path} has train but no test: add {path / 'test'}, or move the classes of train into {path}")
-    test = _classes(path / "test")
+    test = _classes(other)
     if odd := sorted(train.keys() ^ test.keys()):
-        raise DataError(f"class {odd[0]!r} is in only one of {path / 'train'} and {path / 'test'}: it must be in both")
+        raise DataError(f"class {odd[0]!r} is in only one of {path / 'train'} and {other}: it must be in both")
     return test
 
 
@@ -100,19 +107,23 @@ def _hash(file: Path) -> str:
     return hashlib.md5(name.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
 
 
-def _decode(file: Path, size: int) -> np.ndarray:
-    """One file as uint8 (3, size, size)."""
+def open_rgb(file: Path) -> Image.Image:
+    """One file, decoded, upright, as RGB; what can't be read is named."""
     try:
         with Image.open(file) as image:
             if image.mode.startswith(("I", "F")):  # conversion to RGB would clip instead of scale
                 raise DataError(f"{file} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
             if image.mode in ("P", "PA"):
                 image = image.convert("RGBA")  # a palette may hold transparency, which RGB can't express
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            return ImageOps.exif_transpose(image).convert("RGB")
     except DataError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # whatever decoders raise
         raise DataError(f"{file} is not a readable image ({error}): repair or remove it") from error
+
+
+def _decode(file: Path, size: int) -> np.ndarray:
+    """One file as uint8 (3, size, size)."""
     # `fit` crops to the centred square before it resizes, and so never resizes what would be cut off.
-    square = ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR)
+    square = ImageOps.fit(open_rgb(file), (size, size), Image.Resampling.BILINEAR)
     return np.array(square).transpose(2, 0, 1)

@@ -36,6 +36,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image: channels, height, width."""
+        return tuple(self.images.shape[1:])
+
     def to(self, device: torch.device | str) -> ImageSet:
         """The same set on `device`; tensors that are there already are shared, not copied."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

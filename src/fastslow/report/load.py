@@ -18,6 +18,8 @@ _CLASSES = {"cifar10": 10, "cifar100": 100, "mini": 10}
 
 def class_count(data: str) -> int:
     """Classes of a data set, without loading its images where that is known."""
+    if data not in _CLASSES and data.startswith("folder:"):
+        data = f"stream:{data.removeprefix('folder:')}"  # which reads no image
     return _CLASSES[data] if data in _CLASSES else len(datasets.load(data).train.classes)
 
 
@@ -60,9 +62,8 @@ def load_for_summary(
     """A network, binarized if it isn't, and the shape of one input."""
     if what is not None and what.is_dir():
         network, config = load_trained(what, model=model)
-        if config.data.startswith("folder:"):
-            return network, tuple(datasets.load(config.data).train.images.shape[1:])
-        return network, (3, 32, 32)
+        side = config.image_size or (224 if config.data.startswith("stream:") else 32)
+        return network, (3, side, side)
     if model is None:
         raise ValueError("give the folder of a run, or name a network with --model")
     skips = (FIRST_AND_LAST,) if skip is None else tuple(entry for entry in skip if entry != "none")

@@ -15,7 +15,7 @@ from ..registry import Registry
 from ..training.build import build_model
 from ..training.conditions import conditions
 from ..training.config import RunConfig
-from ..training.evaluate import evaluate
+from ..training.evaluate import evaluate, evaluation_batches
 from ..training.named_weights import PREFIX, file_digest, find_weights
 from .record import write_record
 
@@ -56,7 +56,7 @@ def _starts(device: torch.device, data_root: Path | None) -> dict[str, Any]:
         test = datasets.load(config.data, data_root).test
         start = RunConfig(model=config.model, data=config.data, method=None, weights=f"{PREFIX}{name}")
         model = build_model(start, len(test.classes)).to(device)
-        accuracies[name] = evaluate(model, datasets.Batches(test, 500, device=device)).accuracy
+        accuracies[name] = evaluate(model, evaluation_batches(test, device=device)).accuracy
         digests[name] = file_digest(path)
     if not accuracies:
         raise ValueError("none of the float weights is there; name their folder with --weights-dir")

@@ -31,6 +31,8 @@ _WHOLE = {
     "warmup_epochs": 0,
     "seed": 0,
     "keep": 1,
+    "image_size": 0,
+    "workers": -1,
 }
 _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
     "lr": (lambda x: 0 < x < math.inf, "a positive learning rate"),
@@ -61,6 +63,7 @@ class RunConfig:
     model: str = "resnet20"
     model_fields: dict[str, Any] = field(default_factory=dict)
     data: str = "cifar10"
+    image_size: int = 0  # pixels a side of your own images; 0: 32 of folder:PATH, 224 of stream:PATH
     holdout: int = 0  # evaluate on the last n training images instead of the test set
     weights: str = NONE  # float weights to start from: a path, "shipped", or "none"
 
@@ -89,6 +92,7 @@ class RunConfig:
     # What a run does for its own safety. None of it changes a number while all goes well: the key leaves it out.
     checkpoint_every: str = "1epoch,5min"
     keep: int = 2  # checkpoints, the newest ones
+    workers: int = -1  # processes that decode the images of stream:PATH; -1: one a core, eight at most
     on_nan: OnNan = "stop"  # a step that isn't finite: stop, skip it, or roll back and then skip it
 
     def __post_init__(self) -> None:
@@ -137,7 +141,15 @@ class RunConfig:
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
-        for name in ("metrics", "checkpoint_every", "keep", "on_nan"):  # a run without trouble is the same run
+        if not self.image_size:
+            del values["image_size"]
+        for name in (
+            "metrics",
+            "checkpoint_every",
+            "keep",
+            "on_nan",
+            "workers",
+        ):  # a run without trouble is the same run
             del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..convert import binary_layers
-from ..data import Batches
+from ..data import AnyBatches, AnySet, batches_of
 from ..indicators import sign_bits
 
 
@@ -22,8 +23,14 @@ class Evaluation:
     n: int
 
 
+def evaluation_batches(image_set: AnySet, **options: Any) -> AnyBatches:
+    """A set in order, in batches of 500 small images, or of fewer large ones."""
+    _, height, width = image_set.shape
+    return batches_of(image_set, min(500, max(50, 500 * 32 * 32 // (height * width))), **options)
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches) -> Evaluation:
+def evaluate(model: nn.Module, batches: AnyBatches) -> Evaluation:
     """One pass in evaluation mode; the model's mode is put back as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

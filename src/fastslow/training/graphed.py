@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..data import Batches
 from ..wrapper import BinaryOptimizer
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def why_not(trainer: Trainer) -> str | None:
     """Why a trainer's step can't be captured, or None if it can."""
     if trainer.device.type != "cuda":
         return "the device is no CUDA GPU"
+    if not isinstance(trainer.train_batches, Batches):
+        return "the images come from other processes"
     if trainer.ranks.size > 1:
         return "the processes exchange their gradients in the middle of it"
     if trainer.config.on_nan != "stop":
@@ -40,7 +43,9 @@ class GraphedSteps:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        size = trainer.train_batches.batch_size
+        assert isinstance(trainer.train_batches, Batches)
+        self.batches = trainer.train_batches
+        size = self.batches.batch_size
         self.indices = torch.zeros(size, dtype=torch.int64, device=trainer.device)
         self.shifts = torch.zeros(size, 2, dtype=torch.int64, device=trainer.device)
         self.flips = torch.zeros(size, dtype=torch.bool, device=trainer.device)
@@ -53,7 +58,7 @@ class GraphedSteps:
 
     def run(self, epoch: int, start: int) -> Iterator[float | None]:
         """The steps of an epoch from batch ``start`` on; yields the loss where it is looked at."""
-        batches = self.trainer.train_batches
+        batches = self.batches
         plan = [part.to(self.trainer.device) for part in batches.plan(epoch)]
         for batch in range(start, len(batches)):
             part = slice(batch * batches.batch_size, (batch + 1) * batches.batch_size)
@@ -89,7 +94,7 @@ class GraphedSteps:
             self._body()
 
     def _body(self) -> None:
-        batches = self.trainer.train_batches
+        batches = self.batches
         x = batches.gather(self.indices, self.shifts, self.flips)
         y = batches.image_set.labels[self.indices]
         self.loss.copy_(self.trainer.update(x, y))

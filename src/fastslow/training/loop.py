@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import Batches, Dataset
+from ..data import Dataset, batches_of, default_workers
 from ..indicators import indicators
 from ..ops import fused
 from ..weights import load_strictly, save_weights
@@ -24,7 +24,7 @@ from .build import build_base_optimizer, build_model
 from .checkpoint import CheckpointError
 from .conditions import conditions
 from .config import RunConfig
-from .evaluate import BitWatch, evaluate
+from .evaluate import BitWatch, evaluate, evaluation_batches
 from .finite import TrainingDiverged, broken_method, broken_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
@@ -65,7 +65,8 @@ class Trainer:
         self.sink = sink if sink is not None else Silent()
         self._clock = SaveClock(Interval.parse(config.checkpoint_every))
         channels_last = self.device.type == "cuda"
-        self.train_batches = Batches(
+        workers = default_workers(ranks.local_size) if config.workers < 0 else config.workers
+        self.train_batches = batches_of(
             dataset.train,
             min(config.batch_size, len(dataset.train)),
             seed=config.seed,
@@ -75,8 +76,11 @@ class Trainer:
             drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
             channels_last=channels_last,
             share=ranks.share,
+            workers=workers,
         )
-        self.test_batches = Batches(dataset.test, 500, device=self.device, channels_last=channels_last)
+        self.test_batches = evaluation_batches(
+            dataset.test, device=self.device, channels_last=channels_last, workers=workers
+        )
         self.model: nn.Module = build_model(config, len(dataset.train.classes)).to(self.device)
         if channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

@@ -41,7 +41,8 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
+    local_rank: int = 0  # among the processes on this machine, of which there are
+    local_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -121,7 +122,9 @@ def world() -> Ranks:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in os.environ for name in names):
         return ALONE
-    ranks = Ranks(*(int(os.environ[name]) for name in names[:3]))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    rank, size, local_rank = (int(os.environ[name]) for name in names[:3])
+    ranks = Ranks(rank, size, local_rank, local_size)
     return ranks if ranks.size > 1 else ALONE
 
 
