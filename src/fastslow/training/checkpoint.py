@@ -139,6 +139,11 @@ class Checkpoints:
             old.unlink()
         return path
 
+    def sweep(self) -> None:
+        """Remove what a killed process had begun to write."""
+        for path in self.folder.glob(f".{_PREFIX}*.tmp"):
+            path.unlink()
+
     def load_newest(self) -> tuple[Path, Any]:
         """The newest readable checkpoint; a damaged one is passed over with a warning."""
         for path in reversed(self.paths()):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -49,17 +50,14 @@ class RunLock:
         file = self._inherited() or open(self.path, "a+b")  # noqa: SIM115 (held open as long as the lock)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-            file.flush()
         except BlockingIOError as error:
             file.close()
             raise Busy(
                 f"{self.path.parent} is in use by {self._holder()}; wait for it to end or stop it, then resume the run"
             ) from error
-        except OSError:
-            file.close()
-            raise
+        with suppress(OSError):  # on a full disk the lock holds as well, but can't say whose it is
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         return file
 
     def _inherited(self) -> IO[bytes] | None:

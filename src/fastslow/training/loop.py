@@ -455,6 +455,7 @@ class Trainer:
 
     def _newest(self) -> tuple[Path | None, Any]:
         assert self.run is not None
+        self.run.checkpoints.sweep()
         if self.run.checkpoints.paths():
             return self.run.checkpoints.load_newest()
         self.run.rewind_metrics([])

@@ -83,8 +83,15 @@ class RunFolder:
         self._write(_RESULT, result)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with open(self.path / _METRICS, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        path = self.path / _METRICS
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"the metrics {path} can't be written ({error.strerror}); make room or the folder writable, then "
+                "resume the run"
+            ) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / _METRICS
