@@ -583,7 +583,7 @@ def test_unforeseen_errors_are_not_hidden(call, monkeypatch):
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError(), 2, "out of memory"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried ..."), 2, "out of GPU memory; try a smaller --batch-size"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried ..."), 2, "out of memory; free some, or try a smaller "),
         (PermissionError(13, "Permission denied", "/x/y"), 2, "/x/y: Permission denied"),
         (OSError("odd"), 2, "odd"),
         (ModuleNotFoundError("No module named 'rich'", name="rich"), 2, "the package rich is missing: pip install"),

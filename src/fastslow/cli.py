@@ -101,9 +101,11 @@ def main() -> None:
     except (ValueError, MemoryError) as error:
         _fail(str(error) or "out of memory")
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, of a GPU
+        from .training.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
             raise
-        _fail("out of GPU memory; try a smaller --batch-size")
+        _fail("out of memory; free some, or try a smaller network or batch")
 
 
 def _run(arguments: list[str]) -> int:

@@ -20,6 +20,7 @@ from .methods import METHODS, check_fields, get_method
 from .training.build import method_fields, shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
+from .training.memory import explained
 from .training.named_weights import PREFIX
 from .training.ranks import Ranks, joined, restarted
 from .training.run import RunError, RunFolder
@@ -78,19 +79,7 @@ def parse_fields(method: str | None, pairs: list[str], **named: object) -> dict[
             fields[name] = text
     if method is not None:
         check_fields(method, fields)
-        _check_types(method, fields)
     return fields
-
-
-def _check_types(method: str, fields: dict[str, Any]) -> None:
-    """The values of numbers and switches; a method checks its names itself."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(METHODS[method].cls)}
-    wanted = {"int": (int, "a whole number"), "float": (int | float, "a number"), "bool": (bool, "True or False")}
-    for name, value in fields.items():
-        if (kind := types[name]) in wanted:
-            classes, what = wanted[kind]
-            if not isinstance(value, classes) or (isinstance(value, bool) and kind != "bool"):
-                raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes {what}")
 
 
 def choose_weights(weights: str | None, model: str, data_name: str) -> str:
@@ -199,7 +188,8 @@ def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: P
         get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
     with ranks.one_first():
         dataset = load_data(config, data_root)
-    return Trainer(config, dataset, device=device, ranks=ranks, sink=ConsoleSink() if ranks.first else Silent())
+    with explained(config, device):
+        return Trainer(config, dataset, device=device, ranks=ranks, sink=ConsoleSink() if ranks.first else Silent())
 
 
 def load_data(config: RunConfig, data_root: Path | None) -> data.Dataset:

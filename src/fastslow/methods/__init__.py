@@ -24,6 +24,9 @@ def register_method(
     METHODS.add(cls.name, MethodInfo(cls.name, family, paper, summary, cls, formula, cost, choose))
 
 
+_TYPES = {"int": (int, "a whole number"), "float": (int | float, "a number"), "bool": (bool, "True or False")}
+
+
 def get_method(method: str | Method, **fields: object) -> Method:
     """A method by name with some of its fields changed, or the object itself."""
     if isinstance(method, Method):
@@ -33,11 +36,16 @@ def get_method(method: str | Method, **fields: object) -> Method:
 
 
 def check_fields(method: str, fields: Mapping[str, object]) -> None:
-    """Refuse fields that the method doesn't have, naming those it has."""
-    known = [field.name for field in dataclasses.fields(METHODS[method].cls)]
-    for name in fields:
+    """Refuse fields that the method doesn't have, naming those it has, and values of the wrong type."""
+    known = {field.name: str(field.type) for field in dataclasses.fields(METHODS[method].cls)}
+    for name, value in fields.items():
         if name not in known:
             raise ValueError(f"{method} has no field {name!r}; its fields: {', '.join(known) or 'none'}")
+        classes, what = _TYPES.get(known[name], (str | int | float | None, "a number or a word"))
+        if not isinstance(value, classes) or (isinstance(value, bool) and known[name] in ("int", "float")):
+            raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes {what}")
+        if name == "seed" and isinstance(value, int) and not 0 <= value < 2**63:
+            raise ValueError(f"seed={value}: give a whole number from 0 on, below 2**63")
 
 
 def list_methods() -> list[MethodInfo]:

@@ -26,9 +26,11 @@ from .conditions import conditions
 from .config import RunConfig
 from .evaluate import BitWatch, evaluate, evaluation_batches
 from .finite import TrainingDiverged, broken_method, broken_state
+from .form import check_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
 from .interval import Interval, SaveClock
+from .memory import explained, give_back
 from .precision import float32_products
 from .ranks import ALONE, Ranks, check_together, joint_batch_norm
 from .recovery import Buffers, LeftOut, NotFinite, RollBack, look_after_step, look_before_step
@@ -110,7 +112,8 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, from wherever the run stands; returns the result."""
-        with nullcontext() if self.run is None else self.run.lock:
+        path = None if self.run is None else self.run.path
+        with nullcontext() if self.run is None else self.run.lock, explained(self.config, self.device, path):
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:
@@ -381,6 +384,7 @@ class Trainer:
                 "the data set has changed"
             )
         load_strictly(self.model, state["model"], "its network")
+        check_state(state, self)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
             # How a step is computed is the device's affair: a run may move to another one.
@@ -435,6 +439,7 @@ class Trainer:
             self.run.checkpoints.keep = self.config.keep
             self.run.checkpoints.save(self.done, state)
         self._clock.saved()
+        give_back()
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""
@@ -447,7 +452,7 @@ class Trainer:
             return
         try:
             self.load_state_dict(state)
-        except (ValueError, LookupError, RuntimeError) as error:
+        except (ValueError, LookupError, RuntimeError, TypeError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"{path} doesn't belong to this run: {error}") from error
         if self.run is not None:
             self.run.rewind_metrics(self.rows)

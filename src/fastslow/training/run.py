@@ -101,7 +101,7 @@ class RunFolder:
         for line in path.read_text().splitlines():
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break  # a line cut short by a crash; what follows it, if anything, is from after the checkpoint
         return rows
 
@@ -116,7 +116,7 @@ class RunFolder:
         path = self.path / name
         try:
             content = json.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # unreadable, no text, no JSON, or JSON beyond measure
             raise RunError(f"{path} can't be read ({error}); {_REMEDY[name]}") from error
         if not isinstance(content, dict):
             raise RunError(f"{path} holds no JSON object; {_REMEDY[name]}")
