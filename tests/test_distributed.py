@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from fastslow.training.ranks import Ranks
+from fastslow.training.ranks import Ranks, joint_batch_norm
+from reference import tiny_task
 from together import together
 from ways import BATCH, FIELDS, WAYS, train
 
@@ -56,3 +57,28 @@ def test_every_way_to_step_equals_one_process(ranks, method, way):
     torch.compiler.reset()
     for key, value in train(method, way).items():
         torch.testing.assert_close(ranks[0][f"{method} {way}"][key], value, rtol=EXACT, atol=EXACT)
+
+
+def _joint_statistics(rank: int) -> dict[str, Any]:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    net, _ = tiny_task()
+    net = joint_batch_norm(net.to(device), Ranks(rank, 2), device)
+    parallel = DistributedDataParallel(net, device_ids=[device])
+    parallel(_images().to(device)[Ranks(rank, 2).share(BATCH)])
+    return {key: value.cpu() for key, value in net.state_dict().items()}
+
+
+def _images() -> torch.Tensor:
+    return tiny_task()[1][0][0][:BATCH]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="SyncBatchNorm needs a GPU for each rank; torch has no other")
+def test_joint_batch_norm_sees_the_whole_batch(tmp_path):
+    ranks = together(_joint_statistics, 2, tmp_path, backend="cpu:gloo,cuda:nccl")
+    net, _ = tiny_task()
+    net(_images())
+    for key, value in net.state_dict().items():
+        for found in ranks:
+            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
