@@ -52,6 +52,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return RunFolder.open(run).checkpoints.load_newest()[1]["model"]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_the_run_finishes(images, tmp_path):
     run = tmp_path / "run"
     process = start(command(images, run, "bare", "ste"), "--max-restarts", "1", kill="1:11")
