@@ -3,7 +3,8 @@
 python benchmarks/step.py [--device cuda] [--models resnet20,resnet56] [--rounds 10] [--json FILE]
 
 Methods are built first and then take turns, a step each, so that a busy machine disturbs all of them alike; the fastest
-step of each counts. On a GPU a step is what `fs.Trainer` runs, captured in a CUDA graph where the method allows it.
+step of each counts, with the least it could cost beside it (floor.py). On a GPU a step is what `fs.Trainer` runs,
+captured in a CUDA graph where the method allows it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from floor import ceilings, counts, floor_ms
 
 from fastslow import data
 from fastslow.training.conditions import conditions
@@ -44,10 +46,19 @@ def steps(trainer: Trainer) -> Iterator[Any]:
         yield from trainer._steps(0, 0)
 
 
-def measure(model: str, names: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+def least(trainer: Trainer, name: str, batch: int) -> dict[str, float]:
+    """What the step of a trainer must at least compute and move."""
+    drivers = getattr(trainer.optimizer, "drivers", [])
+    slow = next((d.nets["slow"] for d in drivers if hasattr(d, "nets") and "slow" in d.nets), None)
+    whole = slow is not None and (trainer.optimizer.drivers[0].method.layout == "per_weight" or "whole" in name)
+    images = next(trainer.train_batches.epoch(0))[0][:batch]
+    return counts(trainer.model, images, slow, trainer.optimizer.drivers[0].method.length if whole else 1)
+
+
+def measure(model: str, names: list[str], args: argparse.Namespace, ceiling: dict[str, float]) -> list[dict[str, Any]]:
     device = torch.device(args.device)
     images = data.load("mini")  # real ones: how far back the slow-net looks depends on the size of the gradients
-    running, peak = {}, {}
+    running, peak, floors = {}, {}, {}
     for name in names:
         method, fields = METHODS[name]
         config = RunConfig(
@@ -56,7 +67,9 @@ def measure(model: str, names: list[str], args: argparse.Namespace) -> list[dict
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        running[name] = steps(Trainer(config, images, device=device))
+        trainer = Trainer(config, images, device=device)
+        floors[name] = least(trainer, name, args.batch)
+        running[name] = steps(trainer)
         for _ in range(WARM_UP):
             next(running[name])
         if device.type == "cuda":
@@ -74,6 +87,7 @@ def measure(model: str, names: list[str], args: argparse.Namespace) -> list[dict
     rows = []
     for name in names:
         row = {"model": model, "method": name, "ms": 1000 * wall[name], "images_per_second": args.batch / wall[name]}
+        row |= {"floor_ms": floor_ms(floors[name], ceiling), **floors[name]}
         if "ste" in wall:
             row["ratio"] = wall[name] / wall["ste"]
         if device.type == "cuda":
@@ -101,10 +115,18 @@ def main() -> None:
     names += ["fsg, whole history"] if args.device == "cuda" and "fsg" in names else []
     load = list(os.getloadavg())
     with float32_products(torch.device(args.device), args.precision == "tf32"):
-        rows = [row for model in args.models.split(",") for row in measure(model, names, args)]
+        ceiling = ceilings(torch.device(args.device))
+        print(", ".join(f"{key} {value:.3g}" for key, value in ceiling.items()))
+        rows = [row for model in args.models.split(",") for row in measure(model, names, args, ceiling)]
     if args.json is not None:
         settings = {key: getattr(args, key) for key in ("device", "batch", "steps", "rounds", "precision")}
-        found = {"settings": settings, "threads": torch.get_num_threads(), "load_average_before": load, "rows": rows}
+        found = {
+            "settings": settings,
+            "threads": torch.get_num_threads(),
+            "load_average_before": load,
+            "ceilings": ceiling,
+            "rows": rows,
+        }
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(
             json.dumps({**found, "conditions": conditions(torch.device(args.device))}, indent=1) + "\n"

@@ -101,50 +101,53 @@ def project(
     channels, ch,
     TAPS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """x and dt, (channels, places), and what all channels share, (ROWS, places)."""
+    """x and dt, (channels, places), and what all channels share, (ROWS, places).
+
+    Two programs share a tile, so that their sums fit in registers: one finds C, the other everything else.
+    """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     layer = tl.load(tile)
     count = tl.load(tile + 2)
     begin = first_position(layers, layer, tl.load(tile + 1), row)
+    for_C = tl.program_id(1) == 1
     if begin + count > tl.load(earliest + layer):
         token_weight = tl.load(token_weight_at)
         t = tl.arange(0, T)
         live = t < count
         at = tl.program_id(0) * T + t
         taps = window(history, layers, lre, unit, token_weight, layer, begin + t, live, weights, TAPS)
-        tl.store(tokens + U * places + at, taps[0])
+        weights_at = records + (TAPS + 2 + tl.program_id(1) * STATES) * ch
         rate = tl.zeros((T,), tl.float32)
-        Bs = ()
-        Cs = ()
+        sums = ()
         for _state in tl.static_range(STATES):
-            Bs = Bs + (tl.zeros((T,), tl.float32),)
-            Cs = Cs + (tl.zeros((T,), tl.float32),)
+            sums = sums + (tl.zeros((T,), tl.float32),)
         c = 0
         while c < channels:
             pre = convolved(records, taps, c, ch, TAPS)
             x = tl.where(live, pre * logistic(pre), 0.0)
-            tl.store(xs + c * places + at, x)
+            tl.store(xs + c * places + at, x, for_C)
             rate += x * tl.load(records + (TAPS + 1) * ch + c)
-            new_Bs = ()
-            new_Cs = ()
+            new_sums = ()
             for s in tl.static_range(STATES):
-                new_Bs = new_Bs + (Bs[s] + x * tl.load(records + (TAPS + 2 + s) * ch + c),)
-                new_Cs = new_Cs + (Cs[s] + x * tl.load(records + (TAPS + 2 + STATES + s) * ch + c),)
-            Bs = new_Bs
-            Cs = new_Cs
+                new_sums = new_sums + (sums[s] + x * tl.load(weights_at + s * ch + c),)
+            sums = new_sums
             c += 1
-        tl.store(tokens + RATE * places + at, rate)
-        before = tl.maximum(t - 1, 0)
-        for s in tl.static_range(STATES):
-            tl.store(tokens + (B_ROW + s) * places + at, Bs[s])
-            tl.store(tokens + (C_ROW + s) * places + at, Cs[s])
-            tl.store(tokens + (STEP_ROW + s) * places + at, Bs[s] - tl.gather(Bs[s], before, 0))
-        c = 0
-        while c < channels:
-            at_dt = records + field_dt(TAPS) * ch + c
-            dt = softplus(tl.load(at_dt) * rate + tl.load(at_dt + ch))
-            tl.store(dts + c * places + at, tl.where(live, dt, 0.0))  # a step of 0 changes nothing
-            c += 1
+        if for_C:
+            for s in tl.static_range(STATES):
+                tl.store(tokens + (C_ROW + s) * places + at, sums[s])
+        else:
+            tl.store(tokens + U * places + at, taps[0])
+            tl.store(tokens + RATE * places + at, rate)
+            before = tl.maximum(t - 1, 0)
+            for s in tl.static_range(STATES):
+                tl.store(tokens + (B_ROW + s) * places + at, sums[s])
+                tl.store(tokens + (STEP_ROW + s) * places + at, sums[s] - tl.gather(sums[s], before, 0))
+            c = 0
+            while c < channels:
+                at_dt = records + field_dt(TAPS) * ch + c
+                dt = softplus(tl.load(at_dt) * rate + tl.load(at_dt + ch))
+                tl.store(dts + c * places + at, tl.where(live, dt, 0.0))  # a step of 0 changes nothing
+                c += 1
 
 
 @triton.jit
@@ -184,7 +187,7 @@ def summarise(
             # Collected, and stored once: a store would hold up the loads that follow it.
             all_states = tl.arange(0, STATES)
             added = tl.zeros((STATES,), tl.float32)
-            for s in tl.static_range(STATES):
+            for s in range(STATES):
                 A = tl.load(records + (field_A(TAPS) + s) * ch + c) * LOG2_E
                 _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
                 kept = tl.exp2(A * left)
@@ -265,7 +268,7 @@ def outputs(
             dt = tl.load(dts + place)
             own = records + field_ends(TAPS) * ch + c
             y = tl.load(own) * x
-            for s in tl.static_range(STATES):
+            for s in range(STATES):
                 A = tl.load(records + (field_A(TAPS) + s) * ch + c)
                 _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
                 e = tl.exp2(A * LOG2_E * dt)

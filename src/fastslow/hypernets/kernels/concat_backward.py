@@ -66,7 +66,7 @@ def back_summarise(
                 z = tl.load(own + 2 * ch) * tl.load(tokens + U * places + at)
                 dy = output_gradient(cotangent, layers, layer, begin, t, count) * tl.load(own + ch) * z * logistic(z)
                 spent = tl.cumsum(tl.load(dts + c * places + at), 0)
-                for s in tl.static_range(STATES):
+                for s in range(STATES):
                     A = tl.load(records + (field_A(TAPS) + s) * ch + c)
                     C = tl.load(tokens + (C_ROW + s) * places + at)
                     if ZOH:
@@ -256,7 +256,7 @@ def unproject(
                     for split in tl.static_range(SPLITS):
                         d += tl.load(dx + (split * channels + c) * places + at)
                 own = tl.where(field == TAPS + 1, tl.sum(x * d_rate, 0), own)
-                for s in tl.static_range(STATES):
+                for s in range(STATES):
                     dB = tl.load(dtokens + s * places + at)
                     dC = tl.load(dtokens + (STATES + s) * places + at)
                     d += dB * tl.load(records + (TAPS + 2 + s) * ch + c)

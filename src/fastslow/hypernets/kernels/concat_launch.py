@@ -24,7 +24,8 @@ TILE = 128  # tokens: four a lane, which makes the scan within a tile cheap
 _GROUP = 280_000  # tokens in a row of a group of layers: it bounds the memory
 _PARTS = 4  # programs that share the channels of a tile
 _SOME = 4  # states of a program of the backward kernel
-_REGISTERS = 168  # of a thread there: what is held back (a few bytes) costs less than fewer warps at work
+_REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
+_REGISTERS_UNPROJECT = 128
 _CARRY = 32  # tiles that a carry takes at once
 _STATES, _LANES = 16, 32
 _NEVER = 1 << 30  # a start that no tile reaches
@@ -218,9 +219,9 @@ class _Sweep:
     def _project(self, row: int) -> Table:
         table = self.group.row(row)
         _launch(
-            forward_kernels.project, (len(table.tiles),), self.records, self.token_weight, self.call.history, self.lre,
-            self.unit, table.tiles, table.layers, self.earliest, self.tokens, self.xs, self.dts, row, self.weights,
-            table.places, *self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
+            forward_kernels.project, (len(table.tiles), 2), self.records, self.token_weight, self.call.history,
+            self.lre, self.unit, table.tiles, table.layers, self.earliest, self.tokens, self.xs, self.dts, row,
+            self.weights, table.places, *self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
         )  # fmt: skip
         return table
 
@@ -287,7 +288,7 @@ class _Sweep:
                 backward_kernels.unproject, (len(table.tiles), _PARTS), self.records, self.token_weight, call.history,
                 self.lre, self.unit, table.tiles, table.layers, self.starts, self.earliest, self.xs, dx, dtokens, mixed,
                 rests[id(table)], row, self.weights, table.places, *self.channels, SPLITS=splits, TAPS=call.taps,
-                T=call.tile, num_warps=1, **self.part,
+                T=call.tile, num_warps=1, maxnreg=_REGISTERS_UNPROJECT, **self.part,
             )  # fmt: skip
         A, steps, ends = own.sum(1, dtype=torch.float64)[..., : _SOME + 5].split([_SOME, 2, 3], 2)
         first = mixed.sum(0, dtype=torch.float64)[:, : call.taps + 2 + 2 * _STATES]
