@@ -129,6 +129,29 @@ def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:
     assert "Table 1 with 50 epochs" in titles
 
 
+def test_runs_from_different_float_weights_are_never_compared(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 3, ste=90.0)
+    write_synthetic(tmp_path, "table1", "resnet20/adam/multifc", 2, multifc=91.0)
+    for number, path in enumerate(sorted(tmp_path.rglob("*.json"))):
+        record = json.loads(path.read_text())
+        ours = number % 2 == 0 or record["config"]["method"] == "ste"
+        record["conditions"]["weights_sha256"] = ("a" if ours else "b") * 64
+        path.write_text(json.dumps(record))
+    found = Results(tmp_path)
+    settings = {setting.name: setting for setting in RECIPES["table1"].settings()}
+    ste = found.group(settings["resnet20/adam/ste"])
+    groups = found.groups(settings["resnet20/adam/multifc"])
+    assert (ste.n, ste.start, [(group.n, group.start[0]) for group in groups]) == (3, "a" * 64, [(1, "a"), (1, "b")])
+    assert [group.against(ste) is None for group in groups] == [False, True]
+    table = next(t for t in main_tables(found, list(settings.values())) if t.title.startswith("ResNet-20"))
+    shown = [row[:2] for row in table.rows if row[5] != "–"]
+    assert shown == [
+        ("Adam, from aaaaaaaa", "STE"),
+        ("Adam, from aaaaaaaa", "MultiFC"),
+        ("Adam, from bbbbbbbb", "MultiFC"),
+    ]
+
+
 def test_diverged_runs_are_said(tmp_path: Path) -> None:
     write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 2)
     first, second = sorted(tmp_path.rglob("*.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import sys
 import time
@@ -19,7 +20,15 @@ from fastslow.reproduce import Grid, PlannedRun, plan
 from fastslow.reproduce import grid as grid_module
 from fastslow.reproduce.experiments import run_experiment
 from fastslow.reproduce.grid import Snapshot
-from fastslow.reproduce.record import columns, finished_keys, latent_histograms, read_records
+from fastslow.reproduce.record import (
+    columns,
+    finished_starts,
+    latent_histograms,
+    read_records,
+    record_path,
+    start_of,
+    write_record,
+)
 from fastslow.reproduce.watch import describe, dry_run_lines, duration, summary_lines
 from fastslow.reproduce.worker import noted_jobs, resume_command
 from fastslow.training.config import RunConfig
@@ -160,7 +169,7 @@ def test_runs_once_and_never_again(make_grid: Callable[..., Grid], tmp_path: Pat
     assert max(len(snapshot.active) for snapshot in seen) == 2
     assert seen[-1].finished == 3
     assert seen[-1].epochs_done == seen[-1].epochs == 6
-    assert finished_keys(tmp_path / "results") == {run.config.key for run in runs}
+    assert finished_starts(tmp_path / "results").keys() == {run.config.key for run in runs}
     records = dict(read_records(tmp_path / "results"))
     assert len(records) == 3
     for path, record in records.items():
@@ -237,12 +246,34 @@ def test_a_signal_stops_without_loss(make_grid: Callable[..., Grid], monkeypatch
     assert sorted(outcome.left) == [run.name for run in runs]
 
 
+def test_other_float_weights_are_another_run(
+    make_grid: Callable[..., Grid], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(weights))
+    config = RunConfig(model="resnet8", data="mini", method="ste", epochs=1, weights="name:some")
+    run = PlannedRun("resnet8/adam/ste/seed0", config)
+    results = tmp_path / "results"
+    for content in (b"one", b"two"):
+        (weights / "some.safetensors").write_bytes(content)
+        assert make_grid([run]).survey().finished_before == []
+        record = {"config": config.to_dict(), "conditions": start_of(config), "curve": {}}
+        grid = make_grid([run])
+        grid.survey()
+        write_record(record_path(results, grid.place(run)), record)
+        assert make_grid([run]).survey().finished_before == [run.name]
+    names = [path.stem for path, _ in read_records(results)]
+    digest = hashlib.sha256(b"two").hexdigest()
+    assert sorted(names) == [run.stem, f"{run.stem}-from-{digest[:8]}"]
+
+
 def test_failures_are_told_and_tried_again(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
     runs = runs_of(2)
     outcome = make_grid(runs, "fail").run()
     assert outcome.failed == {run.name: "out of luck" for run in runs}
     assert "failed: resnet8/adam/ste/seed1: out of luck" in summary_lines(outcome)
-    assert not finished_keys(tmp_path / "results")
+    assert not finished_starts(tmp_path / "results")
     assert len(make_grid(runs).run().finished) == 2
 
 

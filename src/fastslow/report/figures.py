@@ -9,7 +9,7 @@ from ..reproduce.record import HISTOGRAM_BINS
 from .results import Group, Results
 from .statistics import mean
 from .svg import Axis, Figure, Series, chart, ridges
-from .tables import in_table_order
+from .tables import in_table_order, starts_of
 from .words import data_name, method_name, model_name, protocol_name, signed
 
 _COLOUR_OF = {
@@ -74,14 +74,17 @@ def _whole(curve: Mapping[str, Sequence[float | None]], name: str) -> bool:
 
 
 def panels(results: Results, settings: Sequence[Setting]) -> list[tuple[str, str, list[Group]]]:
-    """Network, training and what was run of it."""
+    """Network, training and what was run of it; one panel shows runs from one start, the one with most runs."""
     panels: dict[tuple[str, str], list[Group]] = {}
     for setting in settings:
-        group = results.group(setting)
-        if group.n:
-            model, protocol, _ = setting.name.split("/")
-            panels.setdefault((model, protocol), []).append(group)
-    return [(model, protocol, in_table_order(groups)) for (model, protocol), groups in panels.items()]
+        model, protocol, _ = setting.name.split("/")
+        panels.setdefault((model, protocol), []).extend(group for group in results.groups(setting) if group.n)
+    found = []
+    for (model, protocol), groups in panels.items():
+        if groups:
+            start = starts_of(groups)[0]
+            found.append((model, protocol, in_table_order([group for group in groups if group.start == start])))
+    return found
 
 
 def band(group: Group, name: str) -> Series:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -13,6 +14,7 @@ from typing import Any
 from ..recipes import Setting
 from ..reproduce.record import read_records
 from ..training.config import RunConfig
+from ..training.named_weights import file_digest
 from .statistics import Paired, deviation, mean, paired
 
 LAST = 10  # epochs of MetaQuant's mean
@@ -42,17 +44,23 @@ class Record:
         return self.content[name]
 
     @property
+    def start(self) -> str:
+        """SHA-256 of the float weights that the run started from; empty: from scratch."""
+        return self.conditions.get("weights_sha256", "")
+
+    @property
     def last10(self) -> float:
         return mean(self.curve["test_accuracy"][-LAST:])
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one setting with different seeds. Failed ones are counted and take no part in means."""
+    """Runs of one setting from one start with different seeds. Failed ones are counted and take no part in means."""
 
     setting: Setting
     records: tuple[Record, ...]
     diverged: int
+    start: str | None = None  # Record.start; None where nothing was run
 
     @property
     def n(self) -> int:
@@ -72,7 +80,9 @@ class Group:
         return deviation(self.values(name))
 
     def against(self, other: Group) -> Paired | None:
-        """Last epochs compared over the seeds that both have."""
+        """Last epochs compared over the seeds that both have, if both started from the same float weights."""
+        if self.start != other.start:
+            return None
         mine = {record.config.seed: float(record["test_accuracy"]) for record in self.records}
         theirs = {record.config.seed: float(record["test_accuracy"]) for record in other.records}
         seeds = sorted(mine.keys() & theirs.keys())
@@ -94,20 +104,35 @@ class Results:
         for record in self.records:
             self._by_kind.setdefault(_kind(record.config), []).append(record)
 
-    def group(self, setting: Setting) -> Group:
-        """The runs of a setting: of the recipe's precision, or else of the one that most runs have."""
+    def groups(self, setting: Setting) -> list[Group]:
+        """The runs of a setting, one group for each start, the one with most runs first; an empty one if there is none.
+
+        Of the recipe's precision, or else of the one that most runs have.
+        """
         found = self._by_kind.get(_kind(setting.config), [])
-        by_precision: dict[str, list[Record]] = {}
-        for record in found:
-            by_precision.setdefault(record.config.precision, []).append(record)
+        by_precision = _split(found, lambda record: record.config.precision)
         if setting.config.precision in by_precision:
             chosen = by_precision[setting.config.precision]
         else:
             chosen = max(by_precision.values(), key=len, default=[])
-        once = {record.config.seed: record for record in chosen}  # a copy of a file is no second run
-        ordered = [once[seed] for seed in sorted(once)]
-        kept = tuple(record for record in ordered if not record.failed)
-        return Group(setting, kept, len(ordered) - len(kept))
+        by_start = _split(chosen, lambda record: record.start)
+        ordered = sorted(by_start.items(), key=lambda item: (-len(item[1]), item[0]))
+        return [_group(setting, records, start) for start, records in ordered] or [Group(setting, (), 0)]
+
+    def group(self, setting: Setting) -> Group:
+        """The largest of these groups."""
+        return self.groups(setting)[0]
+
+    @cached_property
+    def float_accuracies(self) -> dict[str, float]:
+        """Of the float weights that runs start from, by their SHA-256: those measured for ``starts``, and our own."""
+        starts = self.extra("starts") or {"accuracies": {}, "sha256": {}}
+        found = {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
+        folder = Path(str(resources.files("fastslow") / "pretrained"))
+        for path in sorted(folder.glob("*.safetensors")):
+            result = json.loads(path.with_suffix(".result.json").read_text())
+            found[file_digest(path)] = result["test_accuracy"]
+        return found
 
     def extra(self, name: str) -> dict[str, Any] | None:
         """Another recorded experiment, such as ``theorem``."""
@@ -118,6 +143,20 @@ class Results:
     def epochs(self) -> list[int]:
         """All lengths of runs that occur."""
         return sorted({record.config.epochs for record in self.records})
+
+
+def _split(records: list[Record], by: Callable[[Record], str]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(by(record), []).append(record)
+    return found
+
+
+def _group(setting: Setting, records: list[Record], start: str) -> Group:
+    once = {record.config.seed: record for record in records}  # a copy of a file is no second run
+    ordered = [once[seed] for seed in sorted(once)]
+    kept = tuple(record for record in ordered if not record.failed)
+    return Group(setting, kept, len(ordered) - len(kept), start)
 
 
 def _kind(config: RunConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,28 +57,48 @@ def main_tables(results: Results, settings: list[Setting]) -> list[Table]:
 def _main_table(results: Results, model: str, settings: list[Setting], own_float: Group) -> Table:
     paper, starts = reference("paper"), results.extra("starts") or {}
     data = settings[0].config.data
-    started = starts.get("accuracies", {}).get(f"{model}_{data}")
+    published_float = starts.get("accuracies", {}).get(f"{model}_{data}")
     title = f"{model_name(model)}, {data_name(data)}"
     note = (
-        f"Float network: {paper['float'][model]:.2f} in the paper; the weights all runs start from: "
-        f"{NOT_RUN if started is None else f'{started:.2f}'}; pretrained by us: {group_value(own_float)}."
+        f"Float network: {paper['float'][model]:.2f} in the paper; MetaQuant's published weights: "
+        f"{NOT_RUN if published_float is None else f'{published_float:.2f}'}; pretrained by us: "
+        f"{group_value(own_float)}. Beside a training stands the accuracy of the float weights its runs started from."
     )
     rows = []
     for protocol in dict.fromkeys(s.name.split("/")[1] for s in settings):
-        groups = {s.name: results.group(s) for s in settings if s.name.split("/")[1] == protocol}
-        ste = groups.get(f"{model}/{protocol}/{STE}")
-        rows += [_main_row(group, ste) for group in in_table_order(groups.values())]
+        groups = [g for s in settings if s.name.split("/")[1] == protocol for g in results.groups(s)]
+        for start in starts_of(groups):
+            same = {group.setting.name: group for group in groups if group.start == start}
+            ste = same.get(f"{model}/{protocol}/{STE}")
+            rows += [_main_row(results, group, ste) for group in in_table_order(same.values())]
     return Table(title, _COLUMNS, tuple(rows), labels=2, note=note)
 
 
-def _main_row(group: Group, ste: Group | None) -> tuple[str, ...]:
+def starts_of(groups: Iterable[Group]) -> list[str | None]:
+    """The starts that occur, the one with most runs first, then what wasn't run."""
+    runs = Counter[str | None]()
+    for group in groups:
+        runs[group.start] += group.n
+    return sorted(runs, key=lambda start: (start is None, -runs[start], start or ""))
+
+
+def training(results: Results, group: Group) -> str:
+    """``Adam, from 92.85``: the protocol and, where runs are recorded, the float network that they start from."""
+    name = protocol_name(group.setting.name.split("/")[1])
+    if not group.start:
+        return name
+    accuracy = results.float_accuracies.get(group.start)
+    return f"{name}, from {group.start[:8] if accuracy is None else f'{accuracy:.2f}'}"
+
+
+def _main_row(results: Results, group: Group, ste: Group | None) -> tuple[str, ...]:
     model, protocol, method = group.setting.name.split("/")
     paper = published(model, protocol, method)
     logged = logged_by_metaquant(model, group.setting.config.data, protocol, method)
     has = group.n > 0
     against = group.against(ste) if ste is not None and method != STE else None
     return (
-        protocol_name(protocol),
+        training(results, group),
         method_name(method),
         NONE if paper is None else spread(*paper["test"]),
         NONE if logged is None else f"{logged['last10']:.2f} / {logged['best']:.2f}",
@@ -129,9 +150,9 @@ def headline(results: Results) -> Table:
     """FSG against STE wherever both were run: what the paper is about, in one table."""
     rows = []
     for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
-        ste = groups[STE]
+        ste = groups.get(STE)
         learned = [g for name, g in groups.items() if name != STE and g.n]
-        if not ste.n or not learned:
+        if ste is None or not ste.n or not learned:
             continue
         for group in in_table_order(learned):
             paper = published(model, protocol, group.method)
@@ -140,7 +161,7 @@ def headline(results: Results) -> Table:
             against = group.against(ste)
             rows.append(
                 (
-                    f"{model_name(model)}, {protocol_name(protocol)}",
+                    f"{model_name(model)}, {training(results, group)}",
                     method_name(group.method),
                     group_value(group),
                     group_value(ste),
@@ -172,7 +193,7 @@ def harness_table(results: Results) -> Table:
         has = group.n > 0
         rows.append(
             (
-                f"{model_name(model)}, {protocol_name(protocol)}",
+                f"{model_name(model)}, {training(results, group)}",
                 method_name(method),
                 f"{logged['last10']:.2f} / {logged['best']:.2f}",
                 f"{group.mean('last10'):.2f} / {group.mean('best_test_accuracy'):.2f}" if has else group_value(group),
@@ -189,16 +210,16 @@ def readme_table(results: Results) -> Table:
     """STE and every learned method beside it, with n and time, narrow enough for a README."""
     rows = []
     for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
-        ste = groups[STE]
-        learned = [g for name, g in groups.items() if name != STE and g.against(ste) is not None]
-        if not learned:
+        ste = groups.get(STE)
+        learned = [g for name, g in groups.items() if ste is not None and name != STE and g.against(ste) is not None]
+        if ste is None or not learned:
             continue
         for group in [ste, *in_table_order(learned)]:
             paper = published(model, protocol, group.method)
             against = group.against(ste)
             rows.append(
                 (
-                    f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
+                    f"{model_name(model)}, {data_name(group.setting.config.data)}, {training(results, group)}",
                     method_name(group.method),
                     str(group.n),
                     group_value(group),
@@ -221,8 +242,10 @@ def verdict(found: Any) -> str:
 
 
 def _by_protocol(results: Results, settings: list[Setting]) -> list[tuple[str, str, dict[str, Group]]]:
-    found: dict[tuple[str, str], dict[str, Group]] = {}
+    """Groups by method that can be compared: of one network, one protocol and one start."""
+    found: dict[tuple[str, str, str | None], dict[str, Group]] = {}
     for setting in settings:
         model, protocol, method = setting.name.split("/")
-        found.setdefault((model, protocol), {})[method] = results.group(setting)
-    return [(model, protocol, groups) for (model, protocol), groups in found.items()]
+        for group in results.groups(setting):
+            found.setdefault((model, protocol, group.start), {})[method] = group
+    return [(model, protocol, groups) for (model, protocol, _), groups in found.items()]

@@ -15,7 +15,7 @@ from ..training.interrupt import StopRequests
 from ..training.lock import Busy
 from ..training.run import RunFolder
 from .plan import PlannedRun
-from .record import failed_record, finished_keys, finished_record, record_path, write_record
+from .record import failed_record, finished_record, finished_starts, record_path, start_of, write_record
 from .worker import Worker, noted_jobs, resume_command
 
 DIVERGED = "training diverged"
@@ -75,25 +75,34 @@ class Grid:
         self.show, self.pause = show, pause
         self.outcome = Outcome()
         self.pending: list[PlannedRun] = []
+        self._beside: dict[str, Path] = {}
         self.active: list[Worker] = []
         self._speeds: dict[tuple[str, str, str | None], float] = {}  # seconds an epoch
 
     # -- what stands --------------------------------------------------------------------------------------------------
 
+    def place(self, run: PlannedRun) -> Path:
+        """``run.place``, or beside it where the same run is recorded from other float weights."""
+        return self._beside.get(run.name, run.place)
+
     def folder(self, run: PlannedRun) -> Path:
-        return self.folders / run.place
+        return self.folders / self.place(run)
 
     def survey(self) -> Outcome:
         """Sort the runs into finished, blocked and pending; changes nothing on disk."""
         self.outcome = Outcome()
         self.pending = []
-        known = finished_keys(self.results)
+        known = finished_starts(self.results)
         for run in self.runs:
-            if run.config.key in known:
+            recorded = known.get(run.config.key)
+            reason = _missing_weights(run)
+            if recorded is not None and (reason is not None or _start(run) in recorded):
                 self.outcome.finished_before.append(run.name)
-            elif (reason := _missing_weights(run)) is not None:
+            elif reason is not None:
                 self.outcome.blocked[run.name] = reason
             else:
+                if recorded is not None:
+                    self._beside[run.name] = run.place.with_name(f"{run.stem}-from-{_start(run)[:8]}")
                 self.pending.append(run)
         return self.outcome
 
@@ -163,13 +172,15 @@ class Grid:
                 self.outcome.left.append(run.name)
             elif DIVERGED in (words := worker.last_words()):
                 jobs = noted_jobs(worker.run.path)
-                write_record(record_path(self.results, run.place), failed_record(worker.run, self.device, words, jobs))
+                write_record(
+                    record_path(self.results, self.place(run)), failed_record(worker.run, self.device, words, jobs)
+                )
                 self.outcome.diverged[run.name] = words
             else:
                 self.outcome.failed[run.name] = words
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> None:
-        write_record(record_path(self.results, run.place), finished_record(folder, noted_jobs(folder.path)))
+        write_record(record_path(self.results, self.place(run)), finished_record(folder, noted_jobs(folder.path)))
         if run.config.seed == 0 and (run.config.method or "").startswith("fsg"):
             for path in folder.checkpoints.paths()[:-1]:  # `fastslow diagnose` looks at the last one
                 path.unlink()
@@ -207,6 +218,10 @@ class Grid:
 
 def _kind(run: PlannedRun) -> tuple[str, str, str | None]:
     return run.config.model, run.config.data, run.config.method
+
+
+def _start(run: PlannedRun) -> str:
+    return start_of(run.config).get("weights_sha256", "")
 
 
 def _missing_weights(run: PlannedRun) -> str | None:

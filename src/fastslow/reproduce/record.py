@@ -23,13 +23,18 @@ def record_path(results: Path, place: Path) -> Path:
     return results / f"{place}.json"
 
 
-def finished_keys(results: Path) -> set[str]:
-    """Keys of the runs that ``results`` holds, in whatever folder below it they lie.
+def finished_starts(results: Path) -> dict[str, set[str]]:
+    """Keys of the runs that ``results`` holds, in whatever folder below it, and the weights each was started from.
 
-    Computed from their configs, not read from their names: a config gets fields as the library grows, and a run
-    recorded before has their defaults.
+    Keys are computed from their configs, not read from their names: a config gets fields as the library grows, and a
+    run recorded before has their defaults. Weights are told by their SHA-256, since a name may mean another file on
+    another machine.
     """
-    return {RunConfig.from_dict(record["config"]).key for _, record in read_records(results)}
+    found: dict[str, set[str]] = {}
+    for _, record in read_records(results):
+        key = RunConfig.from_dict(record["config"]).key
+        found.setdefault(key, set()).add(record["conditions"].get("weights_sha256", ""))
+    return found
 
 
 def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -55,7 +60,7 @@ def finished_record(run: RunFolder, jobs: int) -> dict[str, Any]:
     result = run.result()
     assert result is not None
     record = {**result, "curve": columns(result["curve"])}
-    record["conditions"] = {**result["conditions"], **_start_of(run.config()), "jobs": jobs}
+    record["conditions"] = {**result["conditions"], **start_of(run.config()), "jobs": jobs}
     if run.config().seed == 0 and run.config().method is not None:  # one seed is enough for a picture
         record["latent_weights"] = latent_histograms(run.path / WEIGHTS)
     return record
@@ -68,7 +73,7 @@ def failed_record(run: RunFolder, device: str, sentence: str, jobs: int) -> dict
         "failed": sentence,
         "config": config.to_dict(),
         "key": config.key,
-        "conditions": {**conditions(_torch_device(device)), **_start_of(config), "jobs": jobs},
+        "conditions": {**conditions(_torch_device(device)), **start_of(config), "jobs": jobs},
         "curve": columns(run.metrics()),
     }
 
@@ -97,8 +102,8 @@ def latent_histograms(path: Path) -> dict[str, list[int]]:
     return found
 
 
-def _start_of(config: RunConfig) -> dict[str, str]:
-    """Which float weights the run started from, by content."""
+def start_of(config: RunConfig) -> dict[str, str]:
+    """Which float weights the run starts from, by content."""
     return {} if config.weights == NONE else {"weights_sha256": file_digest(weights_file(config))}
 
 
