@@ -11,7 +11,7 @@ from torch import Tensor
 import tiny
 from fastslow import cli, models
 from fastslow.training.loop import Trainer
-from fastslow.training.memory import OutOfMemory, advice, explained, is_out_of_memory
+from fastslow.training.memory import OutOfMemory, advice, explained, give_back, is_out_of_memory
 from fastslow.training.run import RunFolder
 
 
@@ -77,3 +77,7 @@ def test_other_errors_stay_what_they_are():
     assert is_out_of_memory(MemoryError())
     with pytest.raises(RuntimeError, match=r"^other$"), explained(tiny.config(), torch.device("cpu")):
         raise RuntimeError("other")
+
+
+def test_freed_memory_can_be_handed_back():
+    give_back()  # nothing to see but that it works, here and where the C library has no such thing

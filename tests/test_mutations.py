@@ -22,6 +22,7 @@ from torch import Tensor
 import tiny
 from fastslow import cli, cli_support
 from fastslow.data import dataset
+from fastslow.methods import get_method
 from fastslow.training import checkpoint
 from fastslow.training.run import RunFolder
 from fastslow.training.sinks import Silent
@@ -245,3 +246,19 @@ def test_mutations(runs, tmp_path, seed):
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_ten_thousand_mutations(runs, tmp_path, seed):
     check(runs, tmp_path, seed, 500)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"slow_lr": 1e308}, "takes a number that a float32 can hold"),
+        ({"slow_lr": 10**400}, "takes a number that a float32 can hold"),
+        ({"beta": float("nan")}, "takes a number that a float32 can hold"),
+        ({"fast_nonlinearity": []}, "takes a number or a word"),
+        ({"length": True}, "takes a whole number"),
+        ({"seed": 2**63}, "below 2\\*\\*63"),
+    ],
+)
+def test_fields_of_a_method(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        get_method("fsg", **fields)

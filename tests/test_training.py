@@ -55,6 +55,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": -1.0}, "lr=-1.0"),
     ({"lr": math.inf}, "lr=inf"),
     ({"lr": math.nan}, "lr=nan"),
+    ({"lr": 1e308}, "lr=1e.308: give a positive learning rate"),
     ({"lr": "fast"}, "lr='fast'"),
     ({"weight_decay": -1e-4}, "weight_decay=-0.0001: give a number of at least 0"),
     ({"weight_decay": math.nan}, "weight_decay=nan"),

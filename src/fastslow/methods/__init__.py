@@ -44,6 +44,8 @@ def check_fields(method: str, fields: Mapping[str, object]) -> None:
         classes, what = _TYPES.get(known[name], (str | int | float | None, "a number or a word"))
         if not isinstance(value, classes) or (isinstance(value, bool) and known[name] in ("int", "float")):
             raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes {what}")
+        if known[name] == "float" and not abs(value) < 3e38:  # pyright: ignore[reportArgumentType]
+            raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes a number that a float32 can hold")
         if name == "seed" and isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"seed={value}: give a whole number from 0 on, below 2**63")
 

@@ -34,9 +34,10 @@ _WHOLE = {
     "image_size": 0,
     "workers": -1,
 }
+_LARGEST = 3e38  # that a float32 can hold
 _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (lambda x: 0 < x < math.inf, "a positive learning rate"),
-    "weight_decay": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
+    "lr": (lambda x: 0 < x < _LARGEST, "a positive learning rate"),
+    "weight_decay": (lambda x: 0 <= x < _LARGEST, "a number of at least 0"),
     "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to, not including, 1"),
     "step_factor": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
 }
