@@ -6,6 +6,8 @@ changes between steps (which images, the learning rate) is written into tensors 
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ from ..wrapper import BinaryOptimizer
 
 if TYPE_CHECKING:
     from .loop import Trainer
+
+log = logging.getLogger("fastslow")
 
 LOOK_EVERY = 50  # steps between two looks at the loss, each of which waits for the GPU
 
@@ -73,7 +77,7 @@ class GraphedSteps:
         if self.graph is None and self.eager_left == 0:
             self._capture()
         if self.graph is None:
-            self.eager_left -= 1
+            self.eager_left -= 1  # below 0 once a capture has failed: it isn't tried again
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 self._body()
@@ -87,11 +91,24 @@ class GraphedSteps:
         return value
 
     def _capture(self) -> None:
-        self.trainer.optimizer.zero_grad()  # gradients made inside the graph live in its memory
-        self.graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.trainer.device)
-        with torch.cuda.graph(self.graph, stream=self.stream):
-            self._body()
+        trainer = self.trainer
+        trainer.optimizer.zero_grad()  # gradients made inside the graph live in its memory
+        before = copy.deepcopy(trainer.state_dict())
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(trainer.device)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._body()
+        except Exception as error:  # a network may do anything in its forward pass
+            # Nothing was computed, but Python has seen a step: everything goes back to where it was.
+            del graph
+            torch.cuda.synchronize(trainer.device)
+            trainer.optimizer.zero_grad()
+            trainer.load_state_dict(before)
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            log.warning("steps run one kernel at a time, not as a CUDA graph: capturing one failed (%s)", reason)
+            return
+        self.graph = graph
 
     def _body(self) -> None:
         batches = self.batches
