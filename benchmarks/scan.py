@@ -3,7 +3,8 @@
 python benchmarks/scan.py [--device cuda] [--threads 2] [--full]
 
 The sequential twin keeps a (length x channels x state) tensor, so it runs on the small shapes only; `--full` adds the
-two shapes of a ResNet-20, its largest layer as one sequence and all its weights as rows, for the chunked scan.
+two shapes of a ResNet-20, its largest layer as one sequence and all its weights as rows, for the chunked scan. On a GPU
+mamba-ssm's kernel is timed beside it, where that package is installed.
 """
 
 import argparse
@@ -44,6 +45,20 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 3) -> float:
 
 def forward_and_backward(scan: Callable[[], Tensor], variables: list[Tensor]) -> None:
     torch.autograd.grad(scan().sum(), variables)
+
+
+def public_kernel() -> Callable[..., Tensor] | None:
+    """mamba-ssm's CUDA kernel, where it is installed. It discretises by Euler and computes every output."""
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+
+    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+        tokens_last = [v.transpose(1, 2).contiguous() for v in (x, dt, B, C)]
+        return selective_scan_fn(tokens_last[0], tokens_last[1], A, tokens_last[2], tokens_last[3], D)
+
+    return scan
 
 
 def slow_nets(device: str) -> None:
@@ -88,6 +103,9 @@ def main() -> None:
         if name in SMALL:
             slow = seconds(sequential, args.device)
             line += f", sequential {slow * scale:8.3f}, ratio {slow / quick:.1f}"
+        if args.device == "cuda" and (public := public_kernel()) is not None:
+            other = seconds(lambda v=variables, f=public: forward_and_backward(lambda: f(*v), v), args.device)
+            line += f", mamba-ssm {other * scale:8.3f}, ratio {other / quick:.2f}"
         print(line, flush=True)
     if args.full:
         slow_nets(args.device)
