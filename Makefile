@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: install demo test test-all lint clean
+.PHONY: install demo test test-all lint docs wheel clean
 
 install: .venv/.installed
 
@@ -26,5 +26,11 @@ test: lint
 test-all: lint
 	$(BIN)/pytest -m 'not gpu' -n $(JOBS)
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: install
+	$(BIN)/python -m build
+
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build dist site src/*.egg-info

@@ -1,7 +1,10 @@
 """fastslow: binary neural networks trained with learned fast and slow gradients.
 
+>>> import torch
 >>> import fastslow as fs
->>> fs.binarize_(model, "fsg", skip=fs.first_and_last(model))
+>>> model = fs.models.resnet8(num_classes=10)
+>>> print(fs.binarize_(model, "fsg", skip=fs.first_and_last(model)))
+binarized 8 layers, left in float: conv1: skipped; fc: skipped
 >>> optimizer = fs.optimizer(model, torch.optim.Adam(model.parameters(), lr=1e-3))
 
 The names below are loaded on first use, so that ``import fastslow.deploy`` needs no torch.
@@ -12,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from . import data as data

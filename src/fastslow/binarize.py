@@ -28,13 +28,25 @@ def _largest_tanh(tanh_w: Tensor) -> Tensor:
 
 
 def preprocess(w: Tensor) -> Tensor:
-    """Eq. 1: ``A(W) = tanh(W) / (2 max|tanh W|) + 1/2``, in [0, 1]. The maximum is taken over the tensor, detached."""
+    """Eq. 1: ``A(W) = tanh(W) / (2 max|tanh W|) + 1/2``, in [0, 1]. The maximum is taken over the tensor, detached.
+
+    Examples:
+        >>> preprocess(torch.tensor([-2.0, 0.0, 2.0]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
     t = torch.tanh(w)
     return t / (2 * _largest_tanh(t)) + 0.5
 
 
 def quantize(w_hat: Tensor, bits: int = 1) -> Tensor:
-    """Eq. 2: ``Q(What) = 2 round((2^k - 1) What) / (2^k - 1) - 1``: {-1, +1} for k = 1, 2^k even steps in general."""
+    """Eq. 2: ``Q(What) = 2 round((2^k - 1) What) / (2^k - 1) - 1``: {-1, +1} for k = 1, 2^k even steps in general.
+
+    Examples:
+        >>> quantize(torch.tensor([0.2, 0.5, 0.9]))
+        tensor([-1., -1.,  1.])
+        >>> quantize(torch.tensor([0.0, 0.3, 0.9]), bits=2)
+        tensor([-1.0000, -0.3333,  1.0000])
+    """
     levels = 2**bits - 1
     return 2 * torch.round(levels * w_hat) / levels - 1
 

@@ -63,7 +63,10 @@ def binary_layers(model: nn.Module) -> dict[str, BinaryLayer]:
 def first_and_last(model: nn.Module) -> list[str]:
     """Names of the first and the last convertible layer (in order of registration): the two the paper leaves in float.
 
-    >>> fs.binarize_(model, "fsg", skip=fs.first_and_last(model))
+    Examples:
+        >>> import fastslow as fs
+        >>> fs.first_and_last(fs.models.resnet20())
+        ['conv1', 'fc']
     """
     names = [
         name
@@ -129,6 +132,18 @@ def binarize_(
 
     Returns:
         what was converted and what was left, which is also logged.
+
+    Examples:
+        >>> from torch import nn
+        >>> import fastslow as fs
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> fs.binarize_(model, "ste", skip=["0", "4"])
+        Conversion(converted=('2',), left={'0': 'skipped', '4': 'skipped'})
+        >>> sorted(set(model[2].binary_weight.flatten().tolist()))
+        [-1.0, 1.0]
+        >>> fs.binarize_(model, "st")
+        Traceback (most recent call last):
+        ValueError: unknown method 'st'; did you mean 'ste' or 'reste' or 'lstmfc'?
     """
     method = get_method(method, **fields)
     chosen_binarizer = get_binarizer(method.default_binarizer if binarizer is None else binarizer, bits)
@@ -184,6 +199,15 @@ def freeze(model: nn.Module) -> nn.Module:
 
     The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers, depends on nothing of this library, and computes what
     the binary model computes in evaluation mode. (1-bit inputs become a forward hook that takes their sign.)
+
+    Examples:
+        >>> from torch import nn
+        >>> import fastslow as fs
+        >>> model = nn.Sequential(nn.Linear(8, 4))
+        >>> conversion = fs.binarize_(model, "ste")
+        >>> frozen = fs.freeze(model)
+        >>> type(frozen[0]).__name__, sorted(set(frozen[0].weight.flatten().tolist()))
+        ('Linear', [-1.0, 1.0])
     """
     frozen = copy.deepcopy(unwrap(model))
     layers = binary_layers(frozen)

@@ -59,7 +59,13 @@ def sign_bits(layer: BinaryLayer) -> Tensor:
 
 
 def flip_ratio(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """The share of the bits that differ between two looks at a model."""
+    """The share of the bits that differ between two looks at a model.
+
+    Examples:
+        >>> before, after = torch.tensor([True, True, False, False]), torch.tensor([True, False, False, False])
+        >>> flip_ratio({"fc": before}, {"fc": after})
+        0.25
+    """
     if before.keys() != after.keys():
         raise ValueError("the two looks are at different models: their layers' names differ")
     total = sum(bits.numel() for bits in after.values())

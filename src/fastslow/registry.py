@@ -10,7 +10,16 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to entries in the order of registration, whose KeyError is a sentence."""
+    """A mapping from names to entries in the order of registration, whose error is a sentence.
+
+    Examples:
+        >>> colours = Registry("colour")
+        >>> colours.add("green", 1)
+        1
+        >>> colours["gren"]
+        Traceback (most recent call last):
+        ValueError: unknown colour 'gren'; did you mean 'green'?
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -34,7 +34,15 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 
 def save_weights(model: nn.Module, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a model's ``state_dict`` (parameters and buffers, latent float weights) as one safetensors file."""
+    """Write a model's ``state_dict`` (parameters and buffers, latent float weights) as one safetensors file.
+
+    Examples:
+        >>> from torch import nn
+        >>> import fastslow as fs
+        >>> fs.save_weights(nn.Linear(8, 4), "linear.safetensors", {"origin": "a doctest"})
+        >>> {name: tuple(weight.shape) for name, weight in sorted(fs.load_weights("linear.safetensors").items())}
+        {'bias': (4,), 'weight': (4, 8)}
+    """
     state = unwrap(model).state_dict()
     copies = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
     write_atomically(Path(path), to_bytes(copies, metadata))

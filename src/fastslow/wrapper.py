@@ -278,5 +278,15 @@ def optimizer(
         total_steps: optimizer steps of the whole training; needed by methods with a schedule.
         epochs: epochs of the whole training. Schedules that were published per epoch then stand still within an epoch,
             and work that is done once an epoch (RBNN's rotations) is done here, between two steps.
+
+    Examples:
+        >>> import torch
+        >>> import fastslow as fs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+        >>> conversion = fs.binarize_(model, "fsg-weight")
+        >>> optimizer = fs.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+        >>> model(torch.ones(2, 8)).square().mean().backward()
+        >>> optimizer.step()
     """
     return BinaryOptimizer(model, base, total_steps, epochs)

@@ -68,6 +68,11 @@ def load(
     the mirror `url` if given. `holdout=n` sets the last n training images aside for evaluation and does not even read
     the test set: the way to choose hyper-parameters. `size` is the side of your own images in pixels
     (default: 32 in a folder, 224 in a stream).
+
+    Examples:
+        >>> mini = load("mini", holdout=400)
+        >>> len(mini.train), len(mini.test), mini.train.shape
+        (3600, 400, (3, 32, 32))
     """
     read = _reader(name, root, download, size, url)
     train = read("train")

@@ -1,8 +1,5 @@
 """Packed models: one bit a weight on disk, and an engine that needs numpy and safetensors only.
 
->>> engine = fastslow.deploy.load_packed("model.safetensors")
->>> logits = engine(images)
-
 ``pack``, ``sizes`` and ``trace`` need torch; they are imported when they are used.
 """
 

@@ -72,6 +72,18 @@ def pack(
         mean, std: how the training data was normalised, for each channel (of pixels scaled to 0..1).
         classes: names of the outputs.
         result: anything about the training that JSON can hold: accuracy, seed, commit.
+
+    Examples:
+        >>> import numpy as np
+        >>> import fastslow as fs
+        >>> model = fs.models.resnet8(num_classes=10)
+        >>> conversion = fs.binarize_(model, "ste", skip=["conv1", "fc"])
+        >>> packed = fs.pack(model, "model.safetensors")
+        >>> packed.float_bytes > 10 * packed.payload_bytes
+        True
+        >>> engine = fs.load_packed("model.safetensors")
+        >>> engine(np.zeros((2, 3, 32, 32), np.float32)).shape
+        (2, 10)
     """
     graph = packed_graph(model, _shape(input_shape, example_input))
     if dtype not in DTYPES:

@@ -28,7 +28,15 @@ _TYPES = {"int": (int, "a whole number"), "float": (int | float, "a number"), "b
 
 
 def get_method(method: str | Method, **fields: object) -> Method:
-    """A method by name with some of its fields changed, or the object itself."""
+    """A method by name with some of its fields changed, or the object itself.
+
+    Examples:
+        >>> get_method("fsg", beta=0.5).beta
+        0.5
+        >>> get_method("ste", beta=0.5)
+        Traceback (most recent call last):
+        ValueError: ste has no field 'beta'; its fields: none
+    """
     if isinstance(method, Method):
         return dataclasses.replace(method, **fields) if fields else method
     check_fields(method, fields)

@@ -161,6 +161,11 @@ class RunConfig:
         Warm-up rises linearly over its epochs. "step" multiplies by ``step_factor`` every ``step_epochs`` epochs;
         "cosine" falls to zero over the whole run, step by step; "restarts" does so in 2, then 4, 8, ... epochs, so that
         a run should have 2, 6, 14, 30, 62, ...
+
+        Examples:
+            >>> config = RunConfig(lr=0.1, schedule="step", step_epochs=30, step_factor=0.1)
+            >>> [round(config.learning_rate(step, steps_per_epoch=10), 6) for step in (0, 299, 300)]
+            [0.1, 0.1, 0.01]
         """
         warmup = self.warmup_epochs * steps_per_epoch
         if step < warmup:

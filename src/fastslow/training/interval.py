@@ -20,7 +20,12 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """From a text such as ``500steps``, ``2epochs``, ``10min`` or ``1epoch,5min``."""
+        """From a text such as ``500steps``, ``2epochs``, ``10min`` or ``1epoch,5min``.
+
+        Examples:
+            >>> Interval.parse("2epochs,10min")
+            Interval(steps=None, epochs=2, minutes=10.0)
+        """
         found: dict[str, float] = {}
         for part in text.split(","):
             match = _PART.fullmatch(part.strip())

@@ -43,11 +43,18 @@ log = logging.getLogger("fastslow")
 class Trainer:
     """One run: model, optimizer, data, and the loop that moves them.
 
-    >>> trainer = Trainer(config, data.load("mini"), run=RunFolder.create("runs/first", config))
-    >>> result = trainer.fit()
-
     With other ``ranks`` (:mod:`fastslow.training.ranks`) each of them builds the same trainer and computes its share of
     every batch; only the first one's has a ``run`` folder.
+
+    Examples:
+        >>> import fastslow as fs
+        >>> from fastslow.training.run import RunFolder
+        >>> mini = fs.data.load("mini")
+        >>> few = fs.data.Dataset(name="mini", train=mini.train.subset(slice(64)), test=mini.test.subset(slice(50)))
+        >>> config = fs.RunConfig(model="resnet8", data="mini", method="ste", epochs=1, batch_size=32)
+        >>> result = fs.Trainer(config, few, run=RunFolder.create("runs/first", config)).fit()
+        >>> result["n_test"], result["metric"]
+        (50, 'test accuracy of the last epoch')
     """
 
     def __init__(

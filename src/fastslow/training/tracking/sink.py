@@ -44,11 +44,7 @@ def _read_memory(folder: Path) -> dict[str, Any]:
 
 
 class TrackerSink(Silent):
-    """Feeds trackers an epoch at a time.
-
-    >>> sink = TrackerSink(["tensorboard"], run.path, config)
-    >>> Trainer(config, dataset, run=run, sink=sink).fit()
-    """
+    """Feeds trackers an epoch at a time: ``Trainer(..., run=run, sink=TrackerSink(names, run.path, config))``."""
 
     def __init__(self, names: Sequence[str], folder: str | Path, config: RunConfig) -> None:
         self.folder = Path(folder)
