@@ -26,6 +26,7 @@ from ..hypernets.layouts import SlowNet
 from ..hypernets.segments import segment_mean
 from ..hypernets.slow import LSTMSlowNet, MambaSlowNet
 from .base import Slot
+from .flat import write
 from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _shift
 from .metaquant import CarriedMemory
 
@@ -257,9 +258,7 @@ class FSGDriver(LookaheadDriver):
         self.stored.push(layers, self.join(generated))
 
     def look_ahead(self, layers: Sequence[int], stepped: bool) -> None:
-        shift = self.propose(layers).shift
-        for i, piece in zip(layers, self.split(shift, layers), strict=True):
-            _shift(self.slots[i]).copy_(piece)
+        write([_shift(self.slots[i]) for i in layers], self.propose(layers).shift)
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .. import ops
 from ..binarize import DoReFa, straight_through
 from ..hypernets.segments import repeated, segment_max
 from ..layers import BinaryLayer
+from . import flat as flat_vectors
 from .base import Driver, Method, Slot
 
 
@@ -134,7 +135,7 @@ class LookaheadDriver(Driver):
         )
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([tensor.detach().reshape(-1).to(self.dtype) for tensor in tensors])
+        return flat_vectors.join([tensor.detach() for tensor in tensors]).to(self.dtype)
 
     def split(self, flat: Tensor, layers: Sequence[int]) -> list[Tensor]:
         pieces = flat.split([self.sizes[i] for i in layers])
@@ -173,14 +174,15 @@ class LookaheadDriver(Driver):
         self._active = self._drop_others()
         if self._active:
             gradients = [_gradient(self.slots[i]) for i in self._active]
-            lookahead = [self.slots[i].layer.weight - _shift(self.slots[i]) for i in self._active]
+            weights = [self.slots[i].layer.weight.detach() for i in self._active]
+            lookahead = flat_vectors.subtract_all(weights, [_shift(self.slots[i]) for i in self._active])
             ready = [k for k, i in enumerate(self._active) if self.proposed[i]]
             hat, calibration = self.hat_and_calibration(lookahead, self._active)
             straight = list((self.join(gradients) * calibration).split([self.sizes[i] for i in self._active]))
             registered = self._train_hypernets([self._active[k] for k in ready], [straight[k] for k in ready])
             self.hat[self.columns(self._active)] = hat
             self.remember(self._active, gradients)
-            self._register(registered)
+            self._register(*registered)
         first, self.started = not self.started, True
         return not first
 
@@ -217,13 +219,13 @@ class LookaheadDriver(Driver):
                 slot.layer.weight.grad = None
         return active
 
-    def _train_hypernets(self, layers: list[int], straight: list[Tensor]) -> dict[int, Tensor]:
+    def _train_hypernets(self, layers: list[int], straight: list[Tensor]) -> tuple[list[int], Tensor | None]:
         """One step of phi, from the straight-through gradients ``g * C(W~)`` of these layers.
 
-        Returns the gradients to register, which were generated with the old phi.
+        Returns them with the gradients to register, flat, which were generated with the old phi.
         """
         if not layers:
-            return {}
+            return [], None
         with torch.enable_grad():
             proposal = self.propose(layers)
         cotangent = -torch.cat(straight)
@@ -234,16 +236,13 @@ class LookaheadDriver(Driver):
         for optimizer in self.optimizers:
             optimizer.step()
         self._cosine = torch.cosine_similarity(registered, -cotangent, dim=0)
-        return dict(zip(layers, self.split(registered, layers), strict=True))
+        return layers, registered
 
-    def _register(self, registered: dict[int, Tensor]) -> None:
-        for i in self._active:
-            weight = self.slots[i].layer.weight
-            if i in registered:
-                assert weight.grad is not None
-                weight.grad.copy_(registered[i])
-            else:
-                weight.grad = None  # nothing has been generated for it yet: it stays where it is
+    def _register(self, layers: list[int], registered: Tensor | None) -> None:
+        for i in set(self._active) - set(layers):
+            self.slots[i].layer.weight.grad = None  # nothing has been generated for it yet: it stays where it is
+        if registered is not None:
+            flat_vectors.write([_gradient(self.slots[i]) for i in layers], registered)
 
     def _follow_weights(self) -> None:
         """If the model was moved after the wrapper was built, go where its weights are."""

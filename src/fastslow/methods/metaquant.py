@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..hypernets.coordinate import CoordinateLSTM
 from ..hypernets.fast import FastNet
 from .base import Slot
+from .flat import copy_all, subtract_all
 from .lookahead import LookaheadDriver, LookaheadMethod, Proposal, _shift
 
 
@@ -94,19 +95,24 @@ class MetaQuantDriver(LookaheadDriver):
 
     def remember(self, layers: Sequence[int], gradients: Sequence[Tensor]) -> None:
         self.gradient[self.columns(layers)] = self.join(gradients)
-        self._before = [self.slots[i].layer.weight.detach().clone() for i in layers]
+        weights = [self.slots[i].layer.weight.detach() for i in layers]
+        self._before = [torch.empty_like(weight) for weight in weights]
+        copy_all(self._before, weights)
         biases = [self.slots[i].layer.bias for i in layers]
         self._bias_before = [None if b is None or b.grad is None else b.detach().clone() for b in biases]
 
     def look_ahead(self, layers: Sequence[int], stepped: bool) -> None:
         """By the step just applied; after the first iteration, in which nothing moves, by ``eta * C * g``."""
+        moved = [k for k, i in enumerate(layers) if stepped and self.slots[i].layer.weight.grad is not None]
+        if moved:
+            weights = [self.slots[layers[k]].layer.weight.detach() for k in moved]
+            steps = subtract_all([self._before[k] for k in moved], weights)
+            copy_all([_shift(self.slots[layers[k]]) for k in moved], steps)
         straight = self.split(self.gradient[self.columns(layers)], layers)
-        for i, g, before, bias_before in zip(layers, straight, self._before, self._bias_before, strict=True):
+        for k, (i, g, bias_before) in enumerate(zip(layers, straight, self._bias_before, strict=True)):
             layer, eta = self.slots[i].layer, self.etas[i]
-            moved = layer.weight.grad is not None and stepped
-            _shift(self.slots[i]).copy_(
-                before - layer.weight if moved else eta * layer.binarizer.calibration(layer.weight) * g
-            )
+            if k not in moved:
+                _shift(self.slots[i]).copy_(eta * layer.binarizer.calibration(layer.weight) * g)
             if bias_before is not None:
                 assert layer.bias is not None
                 assert layer.bias.grad is not None
