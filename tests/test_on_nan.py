@@ -16,8 +16,10 @@ from fastslow.data import Dataset
 from fastslow.training import finite
 from fastslow.training.finite import TrainingDiverged
 from fastslow.training.loop import Trainer
+from fastslow.training.ranks import Ranks
 from fastslow.training.recovery import LeftOut, RollBack
 from fastslow.training.run import RunFolder
+from together import together
 
 WHITE = 22  # an image of the third batch
 # What happens to a batch that holds the white image, which no other image of the tiny set is.
@@ -223,3 +225,27 @@ def test_what_a_method_keeps_is_looked_at_and_never_saved(tmp_path, method, pois
 
 def test_a_float_network_has_no_method():
     assert finite.broken_method(torch.optim.SGD(nn.Linear(1, 1).parameters())) is None
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def _on_two_ranks(rank: int, folder: str) -> dict[str, Any]:
+    """The white image is in the share of one rank only: both leave its step out."""
+    found: dict[str, Any] = {}
+    for on_nan, poison in (("skip", "loss"), ("rollback", "loss"), ("rollback", "update")):
+        alone = trainer("fsg", poison, on_nan)
+        run = RunFolder.create(f"{folder}/{on_nan}-{poison}", alone.config) if rank == 0 else None
+        pair = Trainer(alone.config, dataset(), run=run, ranks=Ranks(rank, 2))
+        pair.fit()
+        weights = {key: value for key, value in pair.model.state_dict().items() if "running" not in key}
+        found[f"{on_nan} {poison}"] = {"weights": weights, "left_out": sorted(pair.left_out.steps)}
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_out_the_same_steps(tmp_path):
+    first, second = together(_on_two_ranks, 2, tmp_path, str(tmp_path))
+    tiny.assert_same_state(first, second)
+    expected = bad_steps(trainer("fsg", "loss", "skip"))
+    assert {name: part["left_out"] for name, part in first.items()} == dict.fromkeys(first, expected)
