@@ -9,8 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 from pages import PAGES, ROOT
 
 
@@ -33,15 +31,20 @@ class _Page(HTMLParser):
             self.loads += [given[name] for name in ("src", "href") if name in given]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+def test_the_site(tmp_path):
+    """One test, since the site is built once."""
+    _build(tmp_path)
+    _every_page_is_there(tmp_path)
+    _links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(tmp_path)
+    _docstrings_are_in_the_reference(tmp_path)
+
+
+def _build(folder: Path) -> None:
     nowhere = "http://127.0.0.1:9"
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": nowhere, "https_proxy": nowhere}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 def _target(site: Path, page: Path, path: str) -> Path:
@@ -49,14 +52,14 @@ def _target(site: Path, page: Path, path: str) -> Path:
     return target / "index.html" if path.endswith("/") or target.is_dir() else target
 
 
-def test_every_page_is_there(site):
+def _every_page_is_there(site: Path) -> None:
     names = {page.stem.lower() for page in PAGES} - {"readme"} | {"tutorial"}
     assert all((site / name / "index.html").is_file() for name in names)
     for report in ("results.html", "diagnosis.html"):  # the reports that stand alone, as `fastslow report` wrote them
         assert (site / report).read_bytes() == (ROOT / "docs" / report).read_bytes()
 
 
-def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+def _links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = {path.resolve(): _Page(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > len(PAGES)
     for path, page in pages.items():
@@ -72,7 +75,7 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
                 assert place in pages[target].places or place.startswith("__"), f"{path}: {link}"
 
 
-def test_docstrings_are_in_the_reference(site):
+def _docstrings_are_in_the_reference(site: Path) -> None:
     text = (site / "api" / "index.html").read_text()
     assert 'id="fastslow.binarize_"' in text
     assert "any <code>nn.Module</code>" in text

@@ -19,8 +19,6 @@ import torch
 import fastslow as fs
 from pages import ROOT
 
-pytestmark = pytest.mark.slow
-
 SMOKE = """
 import importlib.util, sys
 import numpy as np
@@ -38,24 +36,27 @@ def _run(*command: str | Path, cwd: Path, **options: object) -> subprocess.Compl
     return subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, **options)  # pyright: ignore
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="environments have another layout there")
+def test_what_is_installed(tmp_path):
+    """One test, since it is built once."""
+    source, wheel = _build(tmp_path)
+    _the_source_distribution_holds_the_tests_and_what_they_read(source)
+    _the_wheel_holds_what_is_used_and_no_more(wheel)
+    _the_wheel_runs_in_an_empty_environment(wheel, tmp_path)
+
+
+def _build(folder: Path) -> tuple[Path, Path]:
     """From a copy without anything that was built before, and the wheel from the source distribution."""
-    folder = tmp_path_factory.mktemp("built")
     left = ("*.so", "*.egg-info", "__pycache__", "build", "dist", "site", "runs")
     shutil.copytree(ROOT, folder / "copy", ignore=shutil.ignore_patterns(".*", *left))
     done = _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=folder / "copy")
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return source, wheel
 
 
-@pytest.fixture(scope="module")
-def wheel(built) -> Path:
-    (found,) = built.glob("*.whl")
-    return found
-
-
-def test_the_wheel_holds_what_is_used_and_no_more(wheel):
+def _the_wheel_holds_what_is_used_and_no_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     package = ROOT / "src" / "fastslow"
@@ -68,8 +69,7 @@ def test_the_wheel_holds_what_is_used_and_no_more(wheel):
     assert not others
 
 
-def test_the_source_distribution_holds_the_tests_and_what_they_read(built):
-    (source,) = built.glob("*.tar.gz")
+def _the_source_distribution_holds_the_tests_and_what_they_read(source: Path) -> None:
     with tarfile.open(source) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     wanted = ("tests/conftest.py", "tests/tiny.py", "docs/tutorial.ipynb", "Makefile", "constraints.txt", "setup.py")
@@ -85,8 +85,7 @@ def _lend(package: str, environment: Path) -> None:
             shutil.copy2(str(file.locate()), site / file)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="environments have another layout there")
-def test_the_wheel_runs_in_an_empty_environment(wheel, tmp_path):
+def _the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """With numpy and safetensors and nothing else, and with the results of the network in torch."""
     model = fs.models.resnet8().eval()
     fs.binarize_(model, "ste", skip=["conv1", "fc"])
