@@ -217,7 +217,7 @@ def test_compiled_models_compute_the_same(method):
         (lambda: fs.binarize_(Net(), "fsg", beta=1.5), ValueError, "beta=1.5"),
         (lambda: fs.binarize_(Net(), "fsg", length=0), ValueError, "length=0"),
         (lambda: fs.binarize_(Net(), "fsg", length="six"), ValueError, "length='six'"),
-        (lambda: fs.binarize_(Net(), "fsg", beta="0.3"), ValueError, "beta=0.3"),
+        (lambda: fs.binarize_(Net(), "fsg", beta="0.3"), ValueError, "beta=.0.3"),
         (lambda: fs.binarize_(Net(), "fcgrad", hidden=2.5), ValueError, "hidden=2.5"),
         (lambda: fs.binarize_(Net(), "fsg", layout="rows"), ValueError, "choose one of concat, per_weight"),
         (lambda: fs.binarize_(Net(), "fsg", projections=False, d_model=2), ValueError, "d_model=2 must equal patch=1"),
