@@ -256,9 +256,32 @@ def test_ten_thousand_mutations(runs, tmp_path, seed):
         ({"beta": float("nan")}, "takes a number that a float32 can hold"),
         ({"fast_nonlinearity": []}, "takes a number or a word"),
         ({"length": True}, "takes a whole number"),
-        ({"seed": 2**63}, "below 2\\*\\*63"),
+        ({"seed": 2**63}, "give a whole number below 2.*63, from 0 on"),
+        ({"seed": -1}, "give a whole number below 2.*63, from 0 on"),
+        ({"d_conv": 10**30}, "give a whole number below 2.*63"),
     ],
 )
 def test_fields_of_a_method(fields, sentence):
     with pytest.raises(ValueError, match=sentence):
         get_method("fsg", **fields)
+
+
+def test_a_setting_that_an_older_torch_did_not_know(runs, tmp_path):
+    shutil.copytree(runs / "fsg", tmp_path / "run")
+    path = RunFolder.open(tmp_path / "run").checkpoints.paths()[-1]
+    state = checkpoint.load(path)
+    del state["optimizer"]["param_groups"][0]["maximize"]
+    del state["optimizer"]["fastslow"]["drivers"][0]["optimizers"][0]["param_groups"][0]["maximize"]
+    checkpoint.save(path, state)
+    assert resume(tmp_path / "run")[0] == 0
+
+
+def test_a_setting_of_another_optimizer_is_refused(runs, tmp_path):
+    shutil.copytree(runs / "ste", tmp_path / "run")
+    path = RunFolder.open(tmp_path / "run").checkpoints.paths()[-1]
+    state = checkpoint.load(path)
+    state["optimizer"]["param_groups"][0]["amsgrad"] = True
+    checkpoint.save(path, state)
+    code, said = resume(tmp_path / "run")
+    assert code == 2
+    assert "amsgrad is bool 'True', not False" in said

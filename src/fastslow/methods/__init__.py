@@ -54,8 +54,8 @@ def check_fields(method: str, fields: Mapping[str, object]) -> None:
             raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes {what}")
         if known[name] == "float" and not abs(value) < 3e38:  # pyright: ignore[reportArgumentType]
             raise ValueError(f"{name}={value!r}: the field {name!r} of {method} takes a number that a float32 can hold")
-        if name == "seed" and isinstance(value, int) and not 0 <= value < 2**63:
-            raise ValueError(f"seed={value}: give a whole number from 0 on, below 2**63")
+        if known[name] == "int" and not (0 if name == "seed" else -(2**63)) <= value < 2**63:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"{name}={value!r}: give a whole number below 2**63{', from 0 on' * (name == 'seed')}")
 
 
 def list_methods() -> list[MethodInfo]:

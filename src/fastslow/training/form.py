@@ -98,13 +98,17 @@ def _check_optimizer(found: Any, own: dict[str, Any], optimizer: torch.optim.Opt
 
 
 def _check_torch_optimizer(found: Any, own: dict[str, Any], optimizer: torch.optim.Optimizer, where: str) -> None:
-    """Groups as they are here, and moments of the shapes of their parameters."""
+    """Groups as they are here, and moments of the shapes of their parameters.
+
+    A setting that the torch of that time didn't know yet is filled in: it has its default here.
+    """
     if len(_items(_mapping(found, where).get("param_groups"), where)) != len(own["param_groups"]):
         raise ValueError(f"{where} has other parameter groups")
     for saved, group in zip(found["param_groups"], own["param_groups"], strict=True):
-        _same_keys(saved, group, where)
         for key in group.keys() - {"capturable", "fused", "foreach"}:  # the device's affair
-            value = saved[key]
+            value = _mapping(saved, where).setdefault(key, group[key])
+            if (isinstance(group[key], bool) or group[key] is None) and value is not group[key]:
+                raise ValueError(f"{where}'s {key} is {_words(value)}, not {group[key]}")
             single = isinstance(value, Tensor) and value.numel() == 1  # a learning rate on a GPU
             check_form(float(value) if single else value, _plain(group[key]), f"{where}'s {key}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
