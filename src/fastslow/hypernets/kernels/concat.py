@@ -78,6 +78,16 @@ def first_position(layers, layer, begin, row):
 
 
 @triton.jit
+def this_tile(tiles, layers, row):
+    """This program's tile: its layer, its first token in the row, its tokens, and the position after its last one."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    layer = tl.load(tile)
+    begin = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    return layer, begin, count, first_position(layers, layer, begin, row) + count
+
+
+@triton.jit
 def window(history, layers, lre, unit, token_weight, layer, position, mask, weights, TAPS: tl.constexpr):
     """What the convolution reads at these positions: the token there, the one before it, ..."""
     taps = ()
@@ -88,48 +98,46 @@ def window(history, layers, lre, unit, token_weight, layer, position, mask, weig
 
 
 @triton.jit
-def convolved(records, taps, c, ch, TAPS: tl.constexpr):
-    pre = taps[0] * tl.load(records + (TAPS - 1) * ch + c) + tl.load(records + TAPS * ch + c)
+def convolved(records, taps, c, channels, TAPS: tl.constexpr):
+    pre = taps[0] * tl.load(records + (TAPS - 1) * channels + c) + tl.load(records + TAPS * channels + c)
     for k in tl.static_range(1, TAPS):
-        pre += taps[k] * tl.load(records + (TAPS - 1 - k) * ch + c)
+        pre += taps[k] * tl.load(records + (TAPS - 1 - k) * channels + c)
     return pre
 
 
-@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels"])
 def project(
     records, token_weight_at, history, lre, unit, tiles, layers, earliest, tokens, xs, dts, row, weights, places,
-    channels, ch,
+    channels,
     TAPS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """x and dt, (channels, places), and what all channels share, (ROWS, places).
 
     Two programs share a tile, so that their sums fit in registers: one finds C, the other everything else.
     """
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    count = tl.load(tile + 2)
-    begin = first_position(layers, layer, tl.load(tile + 1), row)
+    layer, _begin, count, end = this_tile(tiles, layers, row)
+    begin = end - count
     for_C = tl.program_id(1) == 1
-    if begin + count > tl.load(earliest + layer):
+    if end > tl.load(earliest + layer):
         token_weight = tl.load(token_weight_at)
         t = tl.arange(0, T)
         live = t < count
         at = tl.program_id(0) * T + t
         taps = window(history, layers, lre, unit, token_weight, layer, begin + t, live, weights, TAPS)
-        weights_at = records + (TAPS + 2 + tl.program_id(1) * STATES) * ch
+        weights_at = records + (TAPS + 2 + tl.program_id(1) * STATES) * channels
         rate = tl.zeros((T,), tl.float32)
         sums = ()
         for _state in tl.static_range(STATES):
             sums = sums + (tl.zeros((T,), tl.float32),)
         c = 0
         while c < channels:
-            pre = convolved(records, taps, c, ch, TAPS)
+            pre = convolved(records, taps, c, channels, TAPS)
             x = tl.where(live, pre * logistic(pre), 0.0)
             tl.store(xs + c * places + at, x, for_C)
-            rate += x * tl.load(records + (TAPS + 1) * ch + c)
+            rate += x * tl.load(records + (TAPS + 1) * channels + c)
             new_sums = ()
             for s in tl.static_range(STATES):
-                new_sums = new_sums + (sums[s] + x * tl.load(weights_at + s * ch + c),)
+                new_sums = new_sums + (sums[s] + x * tl.load(weights_at + s * channels + c),)
             sums = new_sums
             c += 1
         if for_C:
@@ -144,8 +152,8 @@ def project(
                 tl.store(tokens + (STEP_ROW + s) * places + at, sums[s] - tl.gather(sums[s], before, 0))
             c = 0
             while c < channels:
-                at_dt = records + field_dt(TAPS) * ch + c
-                dt = softplus(tl.load(at_dt) * rate + tl.load(at_dt + ch))
+                at_dt = records + field_dt(TAPS) * channels + c
+                dt = softplus(tl.load(at_dt) * rate + tl.load(at_dt + channels))
                 tl.store(dts + c * places + at, tl.where(live, dt, 0.0))  # a step of 0 changes nothing
                 c += 1
 
@@ -161,17 +169,14 @@ def entering(tokens, x, x_before, s, at, places, ZOH: tl.constexpr):
     return B, entered, step
 
 
-@triton.jit(do_not_specialize=["row", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "places", "channels"])
 def summarise(
     records, tiles, layers, starts, tokens, xs, dts, ends, totals, row, places,
-    channels, ch,
+    channels,
     PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
 ):  # fmt: skip
     """What each tile adds to the state that leaves it, (tiles, channels, STATES), and the sum of its steps."""
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    count = tl.load(tile + 2)
-    end = first_position(layers, layer, tl.load(tile + 1), row) + count
+    layer, _begin, count, end = this_tile(tiles, layers, row)
     t = tl.arange(0, T)
     at = tl.program_id(0) * T + t
     for n in range(PER_PART):
@@ -188,7 +193,7 @@ def summarise(
             all_states = tl.arange(0, STATES)
             added = tl.zeros((STATES,), tl.float32)
             for s in range(STATES):
-                A = tl.load(records + (field_A(TAPS) + s) * ch + c) * LOG2_E
+                A = tl.load(records + (field_A(TAPS) + s) * channels + c) * LOG2_E
                 _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
                 kept = tl.exp2(A * left)
                 if ZOH:
@@ -200,10 +205,10 @@ def summarise(
             tl.store(totals + tl.program_id(0) * channels + c, tl.sum(dt, 0))
 
 
-@triton.jit(do_not_specialize=["row", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "channels"])
 def carry(
     records, tiles, layers, starts, added_by, totals, coming_in, kept, row,
-    channels, ch,
+    channels,
     TAPS: tl.constexpr, BACK: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """From what each tile adds, what comes into it: from the tiles before, or (BACK) after it.
@@ -214,7 +219,7 @@ def carry(
     c = tl.program_id(1)
     s = tl.arange(0, STATES)
     i = tl.arange(0, N)
-    A = tl.load(records + (field_A(TAPS) + s) * ch + c) * LOG2_E
+    A = tl.load(records + (field_A(TAPS) + s) * channels + c) * LOG2_E
     start = tl.load(starts + layer * channels + c)
     first = tl.load(layers + layer * LAYER_FIELDS + 2)
     number = tl.load(layers + layer * LAYER_FIELDS + 3) - first
@@ -243,18 +248,14 @@ def carry(
     tl.store(kept + (layer * channels + c) * STATES + s, state)
 
 
-@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels"])
 def outputs(
     records, tiles, layers, starts, earliest, tokens, xs, dts, states, partial, row, weights, places,
-    channels, ch,
+    channels,
     PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr,
 ):  # fmt: skip
     """The row's outputs, a part for each program along axis 1, (parts, weights)."""
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    begin = tl.load(tile + 1)
-    count = tl.load(tile + 2)
-    end = first_position(layers, layer, begin, row) + count
+    layer, begin, count, end = this_tile(tiles, layers, row)
     t = tl.arange(0, T)
     at = tl.program_id(0) * T + t
     u = tl.load(tokens + U * places + at)
@@ -266,10 +267,10 @@ def outputs(
             x = tl.load(xs + place)
             x_before = tl.load(xs + place - 1, t > 0, 0.0)
             dt = tl.load(dts + place)
-            own = records + field_ends(TAPS) * ch + c
+            own = records + field_ends(TAPS) * channels + c
             y = tl.load(own) * x
             for s in range(STATES):
-                A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                A = tl.load(records + (field_A(TAPS) + s) * channels + c)
                 _, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
                 e = tl.exp2(A * LOG2_E * dt)
                 C = tl.load(tokens + (C_ROW + s) * places + at)
@@ -280,8 +281,8 @@ def outputs(
                 else:
                     decay, added = tl.associative_scan((e, dt * entered), 0, compose)
                     y += C * (added + decay * state)
-            z = tl.load(own + 2 * ch) * u
-            out += tl.load(own + ch) * y * z * logistic(z)
+            z = tl.load(own + 2 * channels) * u
+            out += tl.load(own + channels) * y * z * logistic(z)
     if end > tl.load(earliest + layer):
         first = tl.load(layers + layer * LAYER_FIELDS) + begin
         tl.store(partial + tl.program_id(1).to(tl.int64) * weights + first + t, out, (t < count) & (begin + t >= 0))

@@ -17,7 +17,6 @@ from fastslow.hypernets.kernels.concat import (
     LOG2_E,
     RATE,
     STATES,
-    TILE_FIELDS,
     U,
     compose,
     convolved,
@@ -25,8 +24,8 @@ from fastslow.hypernets.kernels.concat import (
     field_A,
     field_dt,
     field_ends,
-    first_position,
     seen,
+    this_tile,
     window,
 )
 from fastslow.hypernets.kernels.maths import logistic
@@ -43,17 +42,13 @@ def output_gradient(cotangent, layers, layer, begin, t, count):
     return tl.load(cotangent + first + t, (t < count) & (begin + t >= 0), 0.0)
 
 
-@triton.jit(do_not_specialize=["row", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "places", "channels"])
 def back_summarise(
-    records, tiles, layers, starts, tokens, dts, cotangent, flows, row, places, channels, ch,
+    records, tiles, layers, starts, tokens, dts, cotangent, flows, row, places, channels,
     PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
     """What each tile's outputs add to the gradient of the state that comes into it: zeros in a row without outputs."""
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    begin = tl.load(tile + 1)
-    count = tl.load(tile + 2)
-    end = first_position(layers, layer, begin, row) + count
+    layer, begin, count, end = this_tile(tiles, layers, row)
     t = tl.arange(0, T)
     at = tl.program_id(0) * T + t
     for n in range(PER_PART):
@@ -62,12 +57,17 @@ def back_summarise(
             all_states = tl.arange(0, STATES)
             added = tl.zeros((STATES,), tl.float32)
             if WANTED:
-                own = records + field_ends(TAPS) * ch + c
-                z = tl.load(own + 2 * ch) * tl.load(tokens + U * places + at)
-                dy = output_gradient(cotangent, layers, layer, begin, t, count) * tl.load(own + ch) * z * logistic(z)
+                own = records + field_ends(TAPS) * channels + c
+                z = tl.load(own + 2 * channels) * tl.load(tokens + U * places + at)
+                dy = (
+                    output_gradient(cotangent, layers, layer, begin, t, count)
+                    * tl.load(own + channels)
+                    * z
+                    * logistic(z)
+                )
                 spent = tl.cumsum(tl.load(dts + c * places + at), 0)
                 for s in range(STATES):
-                    A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                    A = tl.load(records + (field_A(TAPS) + s) * channels + c)
                     C = tl.load(tokens + (C_ROW + s) * places + at)
                     if ZOH:
                         C = C * (1.0 / A)
@@ -81,10 +81,10 @@ def add_to(place, values):
     tl.store(place, tl.load(place) + values)
 
 
-@triton.jit(do_not_specialize=["slots", "row", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["slots", "row", "places", "channels"])
 def gradients(
     records, tiles, layers, starts, tokens, xs, dts, states, flows, cotangent, dx, dtokens, partial, slots, row, places,
-    channels, ch,
+    channels,
     TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """Gradients of x, of what channels share, and (added to `partial`, `OWN` numbers a channel) of its own.
@@ -92,11 +92,7 @@ def gradients(
     A program takes SOME of the states (axis 1), so that what it adds up over the channels fits in registers, and writes
     its part of all that the states share: dx (parts, channels, places), those of dt and u in `dtokens`.
     """
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    begin = tl.load(tile + 1)
-    count = tl.load(tile + 2)
-    end = first_position(layers, layer, begin, row) + count
+    layer, begin, count, end = this_tile(tiles, layers, row)
     t = tl.arange(0, T)
     at = tl.program_id(0) * T + t
     # The scan for G runs backward in time: what it reads is loaded in that order, and only its result is turned around.
@@ -130,11 +126,11 @@ def gradients(
             x_before = tl.load(xs + place - 1, t > 0, 0.0)
             dt = tl.load(dts + place)
             dt_next = tl.load(dts + c * places + at_turned + 1, turned + 1 < count, 0.0)
-            D = tl.where(first_state == 0, tl.load(records + field_ends(TAPS) * ch + c), 0.0)  # once
-            out = tl.load(records + (field_ends(TAPS) + 1) * ch + c)
-            gate = tl.load(records + (field_ends(TAPS) + 2) * ch + c)
-            dt_weight = tl.load(records + field_dt(TAPS) * ch + c)
-            dt_bias = tl.load(records + (field_dt(TAPS) + 1) * ch + c)
+            D = tl.where(first_state == 0, tl.load(records + field_ends(TAPS) * channels + c), 0.0)  # once
+            out = tl.load(records + (field_ends(TAPS) + 1) * channels + c)
+            gate = tl.load(records + (field_ends(TAPS) + 2) * channels + c)
+            dt_weight = tl.load(records + field_dt(TAPS) * channels + c)
+            dt_bias = tl.load(records + (field_dt(TAPS) + 1) * channels + c)
             z = gate * u
             bend = logistic(z)
             opened = z * bend
@@ -149,7 +145,7 @@ def gradients(
             new_dCs = ()
             for i in tl.static_range(SOME):
                 s = first_state + i
-                A = tl.load(records + (field_A(TAPS) + s) * ch + c)
+                A = tl.load(records + (field_A(TAPS) + s) * channels + c)
                 state = tl.load(states + (tl.program_id(0) * channels + c) * STATES + s)
                 flow = tl.load(flows + (tl.program_id(0) * channels + c) * STATES + s)
                 B, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
@@ -213,21 +209,18 @@ def gradients(
         tl.store(dtokens + (STATES + first_state + i) * places + at, dCs[i])
 
 
-@triton.jit(do_not_specialize=["row", "weights", "places", "channels", "ch"])
+@triton.jit(do_not_specialize=["row", "weights", "places", "channels"])
 def unproject(
     records, token_weight_at, history, lre, unit, tiles, layers, starts, earliest, xs, dx, dtokens, partial, rest, row,
-    weights, places, channels, ch,
+    weights, places, channels,
     PER_PART: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """From there through projections and convolution: adds the gradients of the parameters that act there.
 
     `partial` (tiles, channels, MIXED), `rest` (tiles, parts, 2): W_a, LRE.
     """
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
-    layer = tl.load(tile)
-    count = tl.load(tile + 2)
-    begin = first_position(layers, layer, tl.load(tile + 1), row)
-    end = begin + count
+    layer, _begin, count, end = this_tile(tiles, layers, row)
+    begin = end - count
     if end > tl.load(earliest + layer):
         t = tl.arange(0, T)
         at = tl.program_id(0) * T + t
@@ -249,9 +242,9 @@ def unproject(
             if c < channels:
                 own = tl.zeros((MIXED,), tl.float32)
                 x = tl.load(xs + c * places + at)
-                pre = convolved(records, taps, c, ch, TAPS)
+                pre = convolved(records, taps, c, channels, TAPS)
                 bend = logistic(pre)
-                d = d_rate * tl.load(records + (TAPS + 1) * ch + c)
+                d = d_rate * tl.load(records + (TAPS + 1) * channels + c)
                 if end > tl.load(starts + layer * channels + c):
                     for split in tl.static_range(SPLITS):
                         d += tl.load(dx + (split * channels + c) * places + at)
@@ -259,8 +252,8 @@ def unproject(
                 for s in range(STATES):
                     dB = tl.load(dtokens + s * places + at)
                     dC = tl.load(dtokens + (STATES + s) * places + at)
-                    d += dB * tl.load(records + (TAPS + 2 + s) * ch + c)
-                    d += dC * tl.load(records + (TAPS + 2 + STATES + s) * ch + c)
+                    d += dB * tl.load(records + (TAPS + 2 + s) * channels + c)
+                    d += dC * tl.load(records + (TAPS + 2 + STATES + s) * channels + c)
                     own = tl.where(field == TAPS + 2 + s, tl.sum(x * dB, 0), own)
                     own = tl.where(field == TAPS + 2 + STATES + s, tl.sum(x * dC, 0), own)
                 d = tl.where(live, d * (bend + x * (1.0 - bend)), 0.0)
@@ -268,7 +261,7 @@ def unproject(
                 new_throughs = ()
                 for k in tl.static_range(TAPS):
                     own = tl.where(field == TAPS - 1 - k, tl.sum(d * taps[k], 0), own)
-                    new_throughs = new_throughs + (throughs[k] + d * tl.load(records + (TAPS - 1 - k) * ch + c),)
+                    new_throughs = new_throughs + (throughs[k] + d * tl.load(records + (TAPS - 1 - k) * channels + c),)
                 throughs = new_throughs
                 add_to(partial + (tl.program_id(0) * channels + c) * MIXED + field, own)
         raw, _u = seen(history, layers, lre, unit, token_weight, layer, begin + t, live, weights)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -27,7 +26,7 @@ _SOME = 4  # states of a program of the backward kernel
 _REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
 _REGISTERS_UNPROJECT = 128
 _CARRY = 32  # tiles that a carry takes at once
-_STATES, _LANES = 16, 32
+_STATES = 16
 _NEVER = 1 << 30  # a start that no tile reaches
 
 
@@ -98,10 +97,6 @@ def concat(
         starts = starts.amin(2)
     else:
         starts = torch.zeros(len(sizes), channels, dtype=torch.int32, device=history.device)
-    missing = -channels % _LANES
-    if missing:
-        silent = F.pad(records.new_full((missing, _STATES), -1.0), (taps + 4 + 2 * _STATES, 3))  # A = -1, all else 0
-        records = torch.cat([records, silent])
     token_weight = history.new_ones(1, 1) if net.W_a is None else net.W_a.weight
     lre = net.lre.weight[:, 0].index_select(0, constant(layers, history.device))
     unit = history.new_ones(len(sizes)) if scales is None else 1 / scales
@@ -173,7 +168,7 @@ class _Concat(torch.autograd.Function):
             d_token += rest
             d_lre.append(firsts)
         return (
-            F.pad(total, (0, 0, 0, records.shape[1] - call.channels)).to(records.dtype),
+            total.to(records.dtype),
             d_token.to(records.dtype).view_as(token_weight),
             torch.cat(d_lre).to(lre.dtype),
             None,
@@ -201,27 +196,26 @@ class _Sweep:
         self.starts = starts[group.span].contiguous()
         self.earliest = self.starts.amin(1)
         self.rows, self.weights = call.history.shape
-        channels, padded = call.channels, records.shape[1]
-        self.channels = (channels, padded)
-        self.part = {"PER_PART": -(-channels // _PARTS)}
+        self.channels = call.channels
+        self.part = {"PER_PART": -(-self.channels // _PARTS)}
         self.scan = {"TAPS": call.taps, "T": call.tile, "ZOH": call.zoh, "num_warps": 1}
         places = max(group.first.places, group.later.places)
         self.tokens = records.new_empty(int(forward_kernels.ROWS), places)
-        self.xs = records.new_empty(call.channels, places)
-        self.dts = records.new_empty(call.channels, places)
+        self.xs = records.new_empty(self.channels, places)
+        self.dts = records.new_empty(self.channels, places)
 
     def _kept(self) -> Tensor:
-        return self.records.new_zeros(len(self.starts), self.call.channels, _STATES)
+        return self.records.new_zeros(len(self.starts), self.channels, _STATES)
 
     def _per_tile(self, table: Table) -> Tensor:
-        return self.records.new_empty(len(table.tiles), self.call.channels, _STATES)
+        return self.records.new_empty(len(table.tiles), self.channels, _STATES)
 
     def _project(self, row: int) -> Table:
         table = self.group.row(row)
         _launch(
             forward_kernels.project, (len(table.tiles), 2), self.records, self.token_weight, self.call.history,
             self.lre, self.unit, table.tiles, table.layers, self.earliest, self.tokens, self.xs, self.dts, row,
-            self.weights, table.places, *self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
+            self.weights, table.places, self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
         )  # fmt: skip
         return table
 
@@ -231,7 +225,7 @@ class _Sweep:
         totals = self.records.new_empty(added.shape[:2])
         _launch(
             forward_kernels.summarise, (len(table.tiles), _PARTS), self.records, table.tiles, table.layers, self.starts,
-            self.tokens, self.xs, self.dts, added, totals, row, table.places, *self.channels, **self.part, **self.scan,
+            self.tokens, self.xs, self.dts, added, totals, row, table.places, self.channels, **self.part, **self.scan,
         )  # fmt: skip
         return self._carry(row, table, added, totals, kept, back=False), totals
 
@@ -239,7 +233,7 @@ class _Sweep:
         coming_in = torch.empty_like(added)
         _launch(
             forward_kernels.carry, tuple(kept.shape[:2]), self.records, table.tiles, table.layers, self.starts, added,
-            totals, coming_in, kept, row, *self.channels, TAPS=self.call.taps, BACK=back, N=_CARRY, num_warps=1,
+            totals, coming_in, kept, row, self.channels, TAPS=self.call.taps, BACK=back, N=_CARRY, num_warps=1,
         )  # fmt: skip
         return coming_in
 
@@ -252,7 +246,7 @@ class _Sweep:
         _launch(
             forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
             self.starts, self.earliest, self.tokens, self.xs, self.dts, states, partial, last, self.weights,
-            table.places, *self.channels, **self.part, **self.scan,
+            table.places, self.channels, **self.part, **self.scan,
         )  # fmt: skip
 
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,18 +270,18 @@ class _Sweep:
             tables = (self.records, table.tiles, table.layers, self.starts, self.tokens)
             _launch(
                 backward_kernels.back_summarise, (len(table.tiles), _PARTS), *tables, self.dts, cotangent, added, row,
-                table.places, *self.channels, WANTED=last, **self.part, **self.scan,
+                table.places, call.channels, WANTED=last, **self.part, **self.scan,
             )  # fmt: skip
             flows = self._carry(row, table, added, totals, kept, back=True)
             _launch(
                 backward_kernels.gradients, (len(table.tiles), splits), *tables, self.xs, self.dts, states,
-                flows, cotangent, dx, dtokens, own, slots, row, table.places, *self.channels, WANTED=last, SOME=_SOME,
+                flows, cotangent, dx, dtokens, own, slots, row, table.places, call.channels, WANTED=last, SOME=_SOME,
                 maxnreg=_REGISTERS, **self.scan,
             )  # fmt: skip
             _launch(
                 backward_kernels.unproject, (len(table.tiles), _PARTS), self.records, self.token_weight, call.history,
                 self.lre, self.unit, table.tiles, table.layers, self.starts, self.earliest, self.xs, dx, dtokens, mixed,
-                rests[id(table)], row, self.weights, table.places, *self.channels, SPLITS=splits, TAPS=call.taps,
+                rests[id(table)], row, self.weights, table.places, call.channels, SPLITS=splits, TAPS=call.taps,
                 T=call.tile, num_warps=1, maxnreg=_REGISTERS_UNPROJECT, **self.part,
             )  # fmt: skip
         A, steps, ends = own.sum(1, dtype=torch.float64)[..., : _SOME + 5].split([_SOME, 2, 3], 2)
