@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,17 @@ def test_a_flipped_bit_changes_nothing_or_is_noticed(tmp_path):
         except CheckpointError:
             noticed += 1
     assert noticed > 0.95 * len(whole)
+
+
+def test_a_checkpoint_leaves_no_tensor_for_the_collector():
+    gc.disable()
+    try:
+        tensors, tree = flatten({"a": [torch.ones(3)], "b": (torch.zeros(2),)})
+        gone = [weakref.ref(tensor) for tensor in tensors.values()]
+        del tensors, tree
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_unflatten_is_the_inverse_without_a_file():

@@ -32,27 +32,29 @@ class CheckpointError(ValueError):
 def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
     """Tensors by running number, and the rest as JSON-ready structure."""
     tensors: dict[str, Tensor] = {}
+    return tensors, _encode(state, tensors)
 
-    def encode(node: Any) -> Any:
-        if isinstance(node, Tensor):
-            key = f"t{len(tensors)}"
-            # Copies: safetensors refuses tensors that share memory, which parameters and their aliases may.
-            tensors[key] = node.detach().cpu().contiguous().clone()
-            return {"t": key}
-        if isinstance(node, dict):  # keys may be whole numbers, as in an optimizer's state
-            for key in node:
-                if not isinstance(key, str | int):
-                    raise TypeError(f"a checkpoint's keys are strings and whole numbers, not {key!r}")
-            return {"d": [[key, encode(value)] for key, value in node.items()]}
-        if isinstance(node, list):
-            return {"l": [encode(value) for value in node]}
-        if isinstance(node, tuple):
-            return {"u": [encode(value) for value in node]}
-        if node is None or isinstance(node, bool | int | float | str):
-            return {"v": node}
-        raise TypeError(f"a checkpoint can't hold a {type(node).__name__}")
 
-    return tensors, encode(state)
+def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
+    # Not a function inside of `flatten`: one that calls itself is a reference cycle, and would keep the tensors of each
+    # checkpoint in memory until Python's collector comes by.
+    if isinstance(node, Tensor):
+        key = f"t{len(tensors)}"
+        # Copies: safetensors refuses tensors that share memory, which parameters and their aliases may.
+        tensors[key] = node.detach().cpu().contiguous().clone()
+        return {"t": key}
+    if isinstance(node, dict):  # keys may be whole numbers, as in an optimizer's state
+        for key in node:
+            if not isinstance(key, str | int):
+                raise TypeError(f"a checkpoint's keys are strings and whole numbers, not {key!r}")
+        return {"d": [[key, _encode(value, tensors)] for key, value in node.items()]}
+    if isinstance(node, list):
+        return {"l": [_encode(value, tensors) for value in node]}
+    if isinstance(node, tuple):
+        return {"u": [_encode(value, tensors) for value in node]}
+    if node is None or isinstance(node, bool | int | float | str):
+        return {"v": node}
+    raise TypeError(f"a checkpoint can't hold a {type(node).__name__}")
 
 
 def unflatten(tensors: dict[str, Tensor], tree: Any) -> Any:
