@@ -18,9 +18,11 @@ from fastslow.training.loop import Trainer
 from fastslow.training.ranks import ALONE, Ranks, joint_batch_norm, own_device, restarted, world
 from fastslow.training.run import RunFolder
 from fastslow.training.sinks import Silent
+from fastslow.weights import save_weights
 from together import together
 
 METHODS = ["ste", "fsg-weight"]
+RECIPE = {"distill": 0.5, "ema": 0.9, "damping": 1.0}
 
 
 class StopAt(Silent):
@@ -52,6 +54,13 @@ def _scenarios(rank: int, folder: str) -> dict[str, Any]:
                 "rows": trainer.rows,
                 "processes": result["conditions"]["processes"],
             }
+    recipe = {**RECIPE, "weights": f"{folder}/float.safetensors"}
+    trainer = _trainer(rank, None, model="bare", **recipe)
+    trainer.fit()
+    found["recipe"] = {"weights": trainer._shown.state_dict()["average"], "rows": trainer.rows}
+    trainer = _trainer(rank, None, reestimate=3, ema=0.9)
+    trainer.fit()  # all ranks take part in the last statistics, of their own shares
+    assert int(trainer._shown.state_dict()["statistics"]["bn.num_batches_tracked"]) == 3
     # With dropout and BatchNorm: a signal to the second rank alone, in the middle of an epoch.
     whole = _trainer(rank, None, "fsg-weight")
     whole.fit()
@@ -82,7 +91,10 @@ def _scenarios(rank: int, folder: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("together")
+    folder = tmp_path_factory.mktemp("together")
+    torch.manual_seed(5)
+    save_weights(tiny.bare(), folder / "float.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +118,16 @@ def test_ranks_equal_one_process(ranks, method, batch_size):
         torch.testing.assert_close(found["weights"][key], value, rtol=1e-4, atol=1e-5)
     for row, expected in zip(found["rows"], alone.rows, strict=True):
         assert row["train_accuracy"] == expected["train_accuracy"]
+        assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
+        assert row["test_accuracy"] == expected["test_accuracy"]
+
+
+def test_a_recipe_on_ranks_equals_one_process(ranks, folder):
+    alone = tiny.trainer(tiny.config(model="bare", weights=str(folder / "float.safetensors"), **RECIPE))
+    alone.fit()
+    for key, value in alone._shown.state_dict()["average"].items():
+        torch.testing.assert_close(ranks[0]["recipe"]["weights"][key], value, rtol=1e-4, atol=1e-5)
+    for row, expected in zip(ranks[0]["recipe"]["rows"], alone.rows, strict=True):
         assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
         assert row["test_accuracy"] == expected["test_accuracy"]
 

@@ -63,6 +63,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"momentum": -0.1}, "momentum=-0.1"),
     ({"step_factor": 0.0}, "step_factor=0.0: give a number above 0 and at most 1"),
     ({"step_factor": 1.1}, "step_factor=1.1"),
+    ({"distill": 1.1}, "distill=1.1: give a number from 0 to 1"),
+    ({"distill_temperature": 0}, "distill_temperature=0: give a number above 0"),
+    ({"ema": 1.0}, "ema=1.0: give a number from 0 up to, not including, 1"),
+    ({"damping": -1e-3}, "damping=-0.001: give a number of at least 0"),
+    ({"reestimate": 0.5}, "reestimate=0.5: give a whole number of at least 0"),
     ({"model": 20}, "model=20: give the name of a network"),
     ({"data": None}, "data=None: give the name of a data set"),
     ({"weights": None}, "weights=None"),
@@ -128,13 +133,18 @@ def test_keys_tell_configs_apart_and_stay_the_same():
         "augment": False,
         "seed": 1,
         "precision": "bf16",
+        "distill": 0.5,
+        "distill_temperature": 1.0,
+        "ema": 0.9,
+        "damping": 1.0,
+        "reestimate": 1,
     }
     no_number = {"metrics", "checkpoint_every", "keep", "on_nan", "workers"}
     assert {*other, *no_number} == {field.name for field in dataclasses.fields(RunConfig)}
     changed = [RunConfig(**{name: value}) for name, value in other.items()]
     keys = {config.key for config in [RunConfig(), *changed]}
     assert len(keys) == len(other) + 1
-    assert RunConfig().key == RunConfig(epochs=100).key
+    assert RunConfig().key == RunConfig(epochs=100).key == "b65ad3e58d3b"  # recorded runs are known by it
     # The same in every process, whatever its hash seed.
     code = "from fastslow.training.config import RunConfig; print(RunConfig(method_fields={'b': 1, 'a': 2}).key)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 
 _METHOD, _NETWORK, _OPTIMIZATION, _OUTPUT = "Method", "Network and data", "Optimization", "Device and output"
+_RECIPE = "Recipes, for every method alike"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last.", rich_help_panel=_OUTPUT)]
 DataName = Annotated[
@@ -229,6 +230,28 @@ def train(
     batch_size: BatchSize = 128,
     seed: Seed = 0,
     precision: Precision = "float32",
+    distill: Annotated[
+        float,
+        typer.Option(
+            help="Share of the loss that compares with the float network of --weights.", rich_help_panel=_RECIPE
+        ),
+    ] = 0.0,
+    distill_temperature: Annotated[float, typer.Option(help="T of --distill.", rich_help_panel=_RECIPE)] = 4.0,
+    ema: Annotated[
+        float,
+        typer.Option(
+            help="Evaluate and keep a moving average of the weights, with this decay a step, such as 0.999.",
+            rich_help_panel=_RECIPE,
+        ),
+    ] = 0.0,
+    damping: Annotated[
+        float,
+        typer.Option(help="Pull of latent weights to their binary values, such as 1e-2.", rich_help_panel=_RECIPE),
+    ] = 0.0,
+    reestimate: Annotated[
+        int,
+        typer.Option(help="At the end, BatchNorm statistics of so many training batches.", rich_help_panel=_RECIPE),
+    ] = 0,
     metrics: Annotated[
         bool,
         typer.Option("--metrics", help="Also measure ReSTE's indicators and the like.", rich_help_panel=_OUTPUT),
@@ -278,6 +301,11 @@ def train(
         augment=augment,
         seed=seed,
         precision=precision,  # pyright: ignore[reportArgumentType]
+        distill=distill,
+        distill_temperature=distill_temperature,
+        ema=ema,
+        damping=damping,
+        reestimate=reestimate,
         metrics=metrics,
         workers=workers,
         checkpoint_every=checkpoint_every,

@@ -186,6 +186,7 @@ def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: P
         log.setLevel(logging.WARNING)  # the first one says it for all
     if config.method is not None:
         get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
+    config.check_recipe()
     with ranks.one_first():
         dataset = load_data(config, data_root)
     with explained(config, device):
@@ -239,8 +240,8 @@ def format_methods(rows: list[dict[str, str]]) -> str:
 
 def print_result(result: dict[str, Any], run: RunFolder, as_json: bool) -> None:
     if as_json:
-        keys = ("test_accuracy", "best_test_accuracy", "train_loss", "seconds")
-        print_json({**{key: result[key] for key in keys}, "run": str(run.path)})
+        keys = ("test_accuracy", "raw_test_accuracy", "best_test_accuracy", "train_loss", "seconds")
+        print_json({**{key: result[key] for key in keys if key in result}, "run": str(run.path)})
         return
     print(
         f"test accuracy {result['test_accuracy']:.2f} % (last epoch; best {result['best_test_accuracy']:.2f} % "

@@ -36,7 +36,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
             load_strictly(network, load_weights(weights), weights)
         elif run.checkpoints.paths():
             path, state = run.checkpoints.load_newest()
-            load_strictly(network, state["model"], path)
+            load_strictly(network, state.get("average", state["model"]), path)
         else:
             raise RunError(f"{what} has no weights yet; continue it with `fastslow resume {what}`")
     else:

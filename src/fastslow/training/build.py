@@ -38,8 +38,8 @@ def weights_file(config: RunConfig) -> Path:
     return find_weights(config.weights) if config.weights.startswith(PREFIX) else Path(config.weights)
 
 
-def build_model(config: RunConfig, classes: int) -> nn.Module:
-    """The model of a config, float weights loaded, binarized."""
+def build_float_model(config: RunConfig, classes: int) -> nn.Module:
+    """The float network of a config, its weights loaded."""
     torch.manual_seed(config.seed)
     fields = {"num_classes": classes, **config.model_fields}
     try:
@@ -53,6 +53,12 @@ def build_model(config: RunConfig, classes: int) -> nn.Module:
         if config.model_fields.get("bn_before_fc"):
             weights |= {key: value for key, value in model.state_dict().items() if key.startswith("bn2.")}
         load_strictly(model, weights, path)
+    return model
+
+
+def build_model(config: RunConfig, classes: int) -> nn.Module:
+    """The model of a config, float weights loaded, binarized."""
+    model = build_float_model(config, classes)
     if config.method is not None:
         skip = [name for entry in config.skip for name in _expand(model, entry)]
         binarize_(

@@ -33,6 +33,7 @@ _WHOLE = {
     "keep": 1,
     "image_size": 0,
     "workers": -1,
+    "reestimate": 0,
 }
 _LARGEST = 3e38  # that a float32 can hold
 _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -40,6 +41,10 @@ _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
     "weight_decay": (lambda x: 0 <= x < _LARGEST, "a number of at least 0"),
     "momentum": (lambda x: 0 <= x < 1, "a number from 0 up to, not including, 1"),
     "step_factor": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
+    "distill": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    "distill_temperature": (lambda x: 0 < x < _LARGEST, "a number above 0"),
+    "ema": (lambda x: 0 <= x < 1, "a number from 0 up to, not including, 1"),
+    "damping": (lambda x: 0 <= x < _LARGEST, "a number of at least 0"),
 }
 _OTHER = (
     ("model", str, "the name of a network"),
@@ -55,6 +60,10 @@ _OTHER = (
     ("metrics", bool, "True or False"),
     ("checkpoint_every", str, "a text such as 1epoch,5min"),
 )
+
+
+# Fields that came later: at their default a config has the key that it had before, under which its runs are recorded.
+_LATER = ("image_size", "distill", "distill_temperature", "ema", "damping", "reestimate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,16 @@ class RunConfig:
     augment: bool = True
     seed: int = 0
     precision: Precision = "float32"
+
+    # Recipes: they hold for every method and for the float network alike.
+    distill: float = 0.0  # share of the loss that compares with the float network of ``weights``
+    distill_temperature: float = 4.0
+    ema: float = 0.0  # the network that is evaluated and kept is a moving average with this decay a step; 0: it isn't
+    damping: float = 0.0  # pull of latent weights to their binary values, growing from 0 over the run
+    reestimate: int = (
+        0  # training batches from which BatchNorm's statistics are computed anew at the end; 0: they aren't
+    )
+
     metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 
     # What a run does for its own safety. None of it changes a number while all goes well: the key leaves it out.
@@ -142,8 +161,9 @@ class RunConfig:
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
-        if not self.image_size:
-            del values["image_size"]
+        for entry in dataclasses.fields(self):
+            if entry.name in _LATER and getattr(self, entry.name) == entry.default:
+                del values[entry.name]
         for name in (
             "metrics",
             "checkpoint_every",
@@ -154,6 +174,16 @@ class RunConfig:
             del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def check_recipe(self) -> None:
+        """Refuse recipes that lack what they work with. A config read back from a file needs none of it."""
+        if self.distill and self.weights == NONE:
+            raise ValueError(
+                f"distill={self.distill:g}: the teacher is the float network that the run starts from, and weights is "
+                '"none"; name float weights, or leave distill at 0'
+            )
+        if self.damping and self.method is None:
+            raise ValueError(f"damping={self.damping:g} acts on binary weights, and a float network has none")
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of step 0, 1, 2, ...: a pure function, so that resuming needs no scheduler state.

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from .build import build_base_optimizer, build_model
 from .checkpoint import CheckpointError
 from .conditions import conditions
 from .config import RunConfig
+from .damping import Damping
 from .evaluate import BitWatch, evaluate, evaluation_batches
 from .finite import TrainingDiverged, broken_method, broken_state
 from .form import check_state
@@ -35,7 +37,9 @@ from .precision import float32_products
 from .ranks import ALONE, Ranks, check_together, joint_batch_norm
 from .recovery import Buffers, LeftOut, NotFinite, RollBack, look_after_step, look_before_step
 from .run import WEIGHTS, RunFolder
+from .shown import Shown
 from .sinks import Silent, Sink
+from .teacher import Teacher
 
 log = logging.getLogger("fastslow")
 
@@ -67,6 +71,7 @@ class Trainer:
         sink: Sink | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        config.check_recipe()
         self.config = config
         self.ranks = ranks
         self.run = run
@@ -90,7 +95,8 @@ class Trainer:
         self.test_batches = evaluation_batches(
             dataset.test, device=self.device, channels_last=channels_last, workers=workers
         )
-        self.model: nn.Module = build_model(config, len(dataset.train.classes)).to(self.device)
+        classes = len(dataset.train.classes)
+        self.model: nn.Module = build_model(config, classes).to(self.device)
         if channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         check_together(config, self.train_batches.batch_size, ranks)
@@ -100,6 +106,10 @@ class Trainer:
         if config.method is not None:
             self.optimizer = wrap(self.model, self.optimizer, total_steps=self.total_steps, epochs=config.epochs)
         self._network = ranks.parallel(self.model, self.device)
+        self._teacher = Teacher(config, classes, self.device) if config.distill else None
+        damped = (config.damping, self.model, self.optimizer, self.total_steps)
+        self._damping = Damping(*damped) if config.damping else None
+        self._shown = Shown(config, self.model)
         self.bits = BitWatch(self.model)
         self.done = 0  # optimizer steps
         self.left_out = LeftOut()
@@ -210,20 +220,25 @@ class Trainer:
         self.done += 1
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
-        """Forward, backward, optimizer: all that a CUDA graph captures. Returns the loss, detached."""
+        """Forward, backward, optimizer: all that a CUDA graph captures. Returns the cross-entropy, detached.
+
+        With a teacher too it is the cross-entropy alone that is returned and reported, so that curves compare.
+        """
         self.model.train()
         with self._autocast(), fused(self.device.type == "cuda"):
             logits = self._network(x)
             loss = F.cross_entropy(logits.float(), y)
+            objective = loss if self._teacher is None else self._teacher.loss(x, logits, loss)
         self.optimizer.zero_grad()
         # The ranks' gradients are averaged: with shares of different sizes that is not yet the mean over the batch.
         weight = len(y) * self.ranks.size / self.train_batches.batch_size
-        (loss if weight == 1 else weight * loss).backward()
+        (objective if weight == 1 else weight * objective).backward()
         if self._look_always:
             look_before_step(self.model, x, self._joint(loss.detach(), len(y)), self.done + 1)
         self.optimizer.step()
         if self._look_always:
             look_after_step(self.model, self.optimizer, self.done + 1)
+        self._shown.follow()
         self._loss_sum += loss.detach() * len(y)
         self._correct += (logits.detach().argmax(1) == y).sum()
         return loss.detach()
@@ -239,6 +254,8 @@ class Trainer:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
+        if self._damping is not None:
+            self._damping.set(self.done, lr)
 
     def _autocast(self) -> Any:
         # Without the cache of cast weights: a captured step must cast them itself, every time.
@@ -247,6 +264,9 @@ class Trainer:
 
     def _end_epoch(self, epoch: int) -> None:
         self.ranks.collect(self._loss_sum, self._correct)
+        if epoch + 1 == self.config.epochs:
+            with self._looking():
+                self._shown.measure(self._later_batches())
         self.rows.append(self.ranks.from_first(self._row(epoch) if self.ranks.first else None))
         self._loss_sum.zero_()
         self._correct.zero_()
@@ -266,7 +286,10 @@ class Trainer:
         if not math.isfinite(train_loss):
             self._diverged(f"the loss is {train_loss} in the epoch that ends at step {self.done}")
         self._check_finite()
-        test = evaluate(self.model, self.test_batches)
+        last = epoch + 1 == self.config.epochs
+        with self._shown.network(last):
+            test = evaluate(self.model, self.test_batches)
+        raw = evaluate(self.model, self.test_batches) if self._shown.differs(last) else None
         return {
             "epoch": epoch + 1,
             "step": self.done,
@@ -275,6 +298,7 @@ class Trainer:
             "train_accuracy": 100.0 * int(self._correct) / shown,
             "test_accuracy": test.accuracy,
             "test_loss": test.loss,
+            **({} if raw is None else {"raw_test_accuracy": raw.accuracy, "raw_test_loss": raw.loss}),
             **self.bits.look(),
             **self._method_metrics(),
             **self._indicators(epoch),
@@ -290,11 +314,13 @@ class Trainer:
             "best_test_accuracy": best["test_accuracy"],
             "best_epoch": best["epoch"],
             "test_loss": last["test_loss"],
+            **{name: last[name] for name in ("raw_test_accuracy", "raw_test_loss") if name in last},
             "train_accuracy": last["train_accuracy"],
             "train_loss": last["train_loss"],
             "n_test": len(self.test_batches.image_set),
             "metric": "test accuracy of the last epoch"
-            + (" on held-out training images" if self.config.holdout else ""),
+            + (" on held-out training images" if self.config.holdout else "")
+            + self._shown.describe(),
             "seconds": round(self._seconds, 3),
             "config": self.config.to_dict(),
             "key": self.config.key,
@@ -304,7 +330,8 @@ class Trainer:
         }
         if self.run is not None:
             method = {} if self.config.method is None else {"method": self.config.method}
-            save_weights(self.model, self.run.path / WEIGHTS, {"key": self.config.key, **method})
+            with self._shown.network(last=True):
+                save_weights(self.model, self.run.path / WEIGHTS, {"key": self.config.key, **method})
             self.run.write_result(result)
         return result
 
@@ -321,12 +348,21 @@ class Trainer:
             return {}
         x, y = next(self.train_batches.epoch(epoch, len(self.train_batches) - 1))
         self.model.train()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):  # looking is free
+        with self._looking():
             return indicators(self.model, lambda: F.cross_entropy(self.model(x).float(), y))
+
+    def _looking(self) -> Any:
+        """Looking is free: it takes none of the run's random numbers."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _later_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the epochs after the last one would show."""
+        for epoch in count(self.config.epochs):
+            yield from self.train_batches.epoch(epoch)
 
     def _check_finite(self) -> None:
         """A checkpoint and an evaluation must be of a network that still computes."""
-        where = broken_state(self.model) or broken_method(self.optimizer)
+        where = broken_state(self.model) or broken_method(self.optimizer) or self._shown.broken()
         if where is not None:
             self._diverged(f"a weight stopped being finite by step {self.done}, first not finite: {where}")
 
@@ -370,6 +406,7 @@ class Trainer:
             "correct": self._correct,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            **self._shown.state_dict(),
             **self._states_of_ranks(),
         }
 
@@ -399,6 +436,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self._restore_placement(rates)
         self.bits.load_state_dict(state["bits"])
+        self._shown.load_state_dict(state)
         self.done = state["done"]
         self.left_out.steps = set(state.get("left_out", []))  # runs begun before there was a choice have none
         self.rows = state["rows"]
