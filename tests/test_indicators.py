@@ -87,7 +87,7 @@ def test_cosine_to_the_float_gradient():
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_has_all_of_them(name):
     model = toy_net()
-    fields = {"expand": 2, "d_state": 2, "length": 2} if name.startswith("fsg") else {}
+    fields = {"expand": 2, "d_state": 2, "length": 2} if name in ("fsg", "fsg-code", "fsg-lstm", "fsg-weight") else {}
     fs.binarize_(model, name, skip="stem", **fields)
     x, y = toy_data()
     optimizer = fs.optimizer(model, torch.optim.Adam(model.parameters(), lr=0.1), total_steps=4, epochs=2)

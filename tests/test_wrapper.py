@@ -25,8 +25,9 @@ FIELDS = {
     "fsg-code": {"expand": 4, "d_state": 2},
     "fsg-lstm": {"slow_hidden": 3},
     "fsg-weight": {"expand": 4, "d_state": 2},
+    "fsg-plus": {"hidden": 3, "horizon": 2, "net_lr": 0.05},
 }
-LEARNED = [name for name in FIELDS if name != "ste"]
+LOOKAHEAD = [name for name in FIELDS if name not in ("ste", "fsg-plus")]
 
 
 def setting(method="fsg-weight", base=torch.optim.Adam, lr=0.01, dtype=torch.float64, **kwargs):
@@ -93,7 +94,7 @@ def test_schedulers_act_one_step_later_on_the_look_ahead():
     assert driver.etas == [0.005] * 3
 
 
-@pytest.mark.parametrize("method", ["ste", "fsg-weight", "multifc"])
+@pytest.mark.parametrize("method", ["ste", "fsg-weight", "multifc", "fsg-plus"])
 def test_gradient_scaler_skips_an_inf_step_and_unscales(method):
     """Scaling by a power of two is exact: a scaled run equals the plain one, and an inf step leaves all as it is."""
     (net, optimizer, data), (twin, plain, _) = setting(method), setting(method)
@@ -159,7 +160,7 @@ def test_accumulation_equals_one_batch():
     torch.testing.assert_close(weights(net), weights(twin), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.parametrize("method", LOOKAHEAD)
 def test_two_groups_keep_their_own_rates(method):
     net, data = tiny_task()
     fs.binarize_(net, method, skip="out", **FIELDS[method])
@@ -197,7 +198,7 @@ def test_a_frozen_layer_stays_and_takes_no_part(method):
         assert [slot.name for slot in optimizer.drivers[0].slots] == ["conv", "hidden"]
 
 
-@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.parametrize("method", LOOKAHEAD)
 def test_a_layer_without_gradient_is_left_out_of_that_step(method):
     net, optimizer, data = setting(method)
     train(net, optimizer, data[:3])

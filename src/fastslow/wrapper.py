@@ -261,7 +261,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
         share = min(self.steps / self.total_steps, 1.0)
         by_epoch = share if self.epochs is None else min(self._epoch() / self.epochs, 1.0)
         for layer in self._layers.values():
-            if layer.method.scheduled:
+            if layer.method.scheduled or layer.method.sees_progress:
                 layer._progress.fill_(by_epoch if layer.method.per_epoch else share)
 
 
@@ -275,7 +275,7 @@ def optimizer(
     Args:
         model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
         base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, rates and weight decay hold.
-        total_steps: optimizer steps of the whole training; needed by methods with a schedule.
+        total_steps: optimizer steps of the whole training; needed by methods with a schedule, and of use to fsg-plus.
         epochs: epochs of the whole training. Schedules that were published per epoch then stand still within an epoch,
             and work that is done once an epoch (RBNN's rotations) is done here, between two steps.
 

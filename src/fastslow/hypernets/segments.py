@@ -32,28 +32,35 @@ def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def repeated(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """One value a layer -> one a weight."""
+    """One value a layer -> one a weight, along the last dimension."""
     if values.device.type == "cuda" and not values.requires_grad:
-        return values.index_select(0, _owners(tuple(sizes), values.device))  # a tenth of repeat_interleave's time
-    return values.repeat_interleave(constant(sizes, values.device), output_size=sum(sizes))
+        return values.index_select(-1, _owners(tuple(sizes), values.device))  # a tenth of repeat_interleave's time
+    return values.repeat_interleave(constant(sizes, values.device), dim=-1, output_size=sum(sizes))
 
 
-def segment_max(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The largest value of each layer."""
-    if flat.device.type == "cuda":  # one kernel instead of one a layer
-        return torch.segment_reduce(flat, "max", offsets=_offsets(tuple(sizes), flat.device), unsafe=True)
-    return torch.stack([part.amax() for part in flat.split(list(sizes))])
+def segment_max(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The largest value of each layer, along the last dimension."""
+    if values.device.type == "cuda":
+        return _reduced(values, sizes, "max")
+    return torch.stack([part.amax(-1) for part in values.split(list(sizes), -1)], -1)
 
 
-def segment_mean(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The mean of each layer."""
-    if flat.device.type == "cuda":
-        return torch.segment_reduce(flat, "mean", offsets=_offsets(tuple(sizes), flat.device), unsafe=True)
-    return torch.stack([part.mean() for part in flat.split(list(sizes))])
+def segment_mean(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The mean of each layer, along the last dimension."""
+    if values.device.type == "cuda":
+        return _reduced(values, sizes, "mean")
+    return torch.stack([part.mean(-1) for part in values.split(list(sizes), -1)], -1)
 
 
-def segment_sum(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The sum of each layer, in a fixed order."""
-    if flat.device.type == "cuda":
-        return torch.segment_reduce(flat, "sum", offsets=_offsets(tuple(sizes), flat.device), unsafe=True)
-    return torch.stack([part.sum() for part in flat.split(list(sizes))])
+def segment_sum(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The sum of each layer, along the last dimension, in a fixed order."""
+    if values.device.type == "cuda":
+        return _reduced(values, sizes, "sum")
+    return torch.stack([part.sum(-1) for part in values.split(list(sizes), -1)], -1)
+
+
+def _reduced(values: Tensor, sizes: Sequence[int], how: str) -> Tensor:
+    """One kernel instead of one a layer. Rows are laid one after the other: torch is slow along a second dimension."""
+    rows = values[..., 0].numel()
+    offsets = _offsets(tuple(sizes) * rows, values.device)
+    return torch.segment_reduce(values.reshape(-1), how, offsets=offsets, unsafe=True).view(*values.shape[:-1], -1)

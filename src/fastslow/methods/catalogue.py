@@ -12,6 +12,7 @@ from .bop import Bop
 from .dorefa import DoReFaNet
 from .fda import FDA
 from .fsg import FSG, FSGCode, FSGLstm, FSGWeight
+from .fsg_plus import FSGPlus
 from .irnet import IRNet
 from .mcdonnell import McDonnell
 from .metaquant import LSTMFC, FCGrad, MultiFC
@@ -247,6 +248,16 @@ ROWS = (
         _U,
         "a short scan for each weight: practical on a CPU for small networks",
         "as the everyday FSG",
+    ),
+    _row(
+        FSGPlus,
+        "learned",
+        "ours, experimental",
+        "a fast-net and a slow-net rework the base optimizer's own update, and learn from the next batches",
+        "w <- w + Delta (1 + rho tanh a) + rho RMS(Delta) s tanh b, s = sign(w);  "
+        "(a, b) = M_f(Delta, g, w) + M_s(averages of g, flips; LRE)",
+        "two small perceptrons on every weight, forward twice and backward once; 22 numbers of state a weight",
+        "to try a learned update on top of any optimizer; no result is claimed for it yet",
     ),
     _row(
         Bop,

@@ -17,6 +17,7 @@ _METHODS = {
     "fsg-code": "FSG, authors' code",
     "fsg-weight": "FSG, per weight",
     "fsg-lstm": "FSG, LSTM",
+    "fsg-plus": "FSG-plus",
     "mamba": "Mamba",
     "lstm": "LSTM",
     "lstm-what": "LSTM on the weights, no history",
