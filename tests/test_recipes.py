@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
+from fastslow import cli
 from fastslow.methods import METHODS, check_fields
 from fastslow.models import list_models
-from fastslow.recipes import RECIPES
+from fastslow.recipes import RECIPES, research
 from fastslow.recipes.base import shorter
+from fastslow.report.research import change
 from fastslow.training.config import RunConfig
 
 
@@ -88,6 +90,29 @@ def test_figures_share_the_runs_of_the_tables() -> None:
 
 def test_learning_rates_are_chosen_without_the_test_set() -> None:
     assert all(config.holdout == 5000 for config in settings_of("lr-sweep").values())
+
+
+def test_research_never_sees_the_test_set_and_changes_one_thing() -> None:
+    settings = settings_of("research")
+    for name, config in settings.items():
+        assert (config.holdout, config.weights) == (5000, "name:resnet20_cifar10_45k"), name
+        assert name.endswith(f"/{config.method}")
+    names = {idea.name for idea in research.IDEAS}
+    assert all(idea.against is None or idea.against in names for idea in research.IDEAS)
+    usual = settings["resnet20/adam-cosine/ste"]
+    assert usual == dataclasses.replace(settings["resnet20/base/ste"], schedule="cosine")
+    assert settings["resnet20/ema-0.999/ste"] == dataclasses.replace(usual, ema=0.999)
+    assert settings["resnet20/adam-cosine/multifc"] == dataclasses.replace(usual, method="multifc")
+    assert change(research.IDEAS[2]) == "lr 0.003 (against adam-cosine/ste)"
+
+
+def test_the_start_of_research_is_what_pretrain_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RunConfig] = []
+    monkeypatch.setattr("fastslow.cli_support.start", lambda config, *rest: seen.append(config))
+    monkeypatch.setattr("sys.argv", ["fastslow", "pretrain", "--holdout", "5000", "--precision", "tf32"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == list(settings_of("research-float").values())
 
 
 def test_shorter_keeps_the_schedules_shape() -> None:

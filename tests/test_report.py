@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -14,7 +16,8 @@ import pytest
 from fastslow.recipes import RECIPES
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
-from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
+from fastslow.report.page import BEGIN, END, IDEAS, build, intro, update_readme, write_report
+from fastslow.report.research import idea_tables, validation_tables
 from fastslow.report.results import Results, reference
 from fastslow.report.small_tables import overhead_table
 from fastslow.report.statistics import Paired, mean
@@ -28,6 +31,7 @@ from fastslow.report.tables import (
     verdict,
 )
 from fastslow.report.words import NOT_RUN, difference, pair_words, signed
+from fastslow.reproduce.record import write_record
 from synthetic_results import write_synthetic
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +59,7 @@ def written(made_up: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not (ROOT / "docs" / "results.md").is_file(), reason="not a clone of the repository")
 def test_the_committed_report_is_what_the_results_give(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "research.md", tmp_path)
     write_report(ROOT / "results", tmp_path)
     for path in sorted(tmp_path.rglob("*.*")):
         committed = ROOT / "docs" / path.relative_to(tmp_path)
@@ -196,6 +201,45 @@ def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
     assert once.endswith(f"{END}\n\nrest\n")
     update_readme(tmp_path / "results", readme)
     assert readme.read_text() == once
+
+
+def test_research_says_what_the_runs_say(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for label, seeds, end in (
+        ("base", 1, 89.0),
+        ("adam-cosine", 5, 90.0),
+        ("ema-0.999", 5, 92.0),
+        ("restarts", 2, 91.0),
+    ):
+        write_synthetic(results, "research", f"resnet20/{label}/ste", seeds, ste=end)
+    found = Results(results)
+    (table,) = idea_tables(found)
+    verdicts = {row[0]: row[-1] for row in table.rows}
+    assert verdicts["base/ste"] == "the reference"
+    assert verdicts["ema-0.999/ste"] == "better than adam-cosine/ste"
+    assert verdicts["restarts/ste"] == verdicts["adam-cosine/ste"] == "open: fewer than 5 pairs"
+    assert verdicts["distill-0.5/ste"] == NOT_RUN
+    results_of = {row[0]: row[3] for row in table.rows}
+    assert re.fullmatch(r"9[12]\.\d\d ± 0\.\d\d \(5\); \+\d.*, p < 0\.001, .*n = 5", results_of["ema-0.999/ste"])
+    # Runs with other many epochs are a table of their own.
+    config = dataclasses.replace(RECIPES["research"].settings()[0].run(0), epochs=30, step_epochs=9)
+    record = json.loads(next(results.rglob("*.json")).read_text())
+    write_record(results / "x" / f"ste-adam-seed0-{config.key}.json", {**record, "config": config.to_dict()})
+    _, short, start = validation_tables(Results(results))
+    assert short.title == "ResNet-20, CIFAR-10, screened with 30 epochs: validation, never the test set"
+    assert [row[:3] for row in short.rows] == [("base", "STE", "30")]
+    assert start.rows[0][1] == NOT_RUN
+    page = tmp_path / "research.md"
+    page.write_text(f"# x\n\n{IDEAS[0]}\nwords of before\n{IDEAS[1]}\n\nrest\n")
+    assert write_report(results, tmp_path)[-1] == page
+    once = page.read_text()
+    assert "| better than adam-cosine/ste |" in once
+    assert "words of before" not in once
+    write_report(results, tmp_path)
+    assert page.read_text() == once
+    page.write_text("# x\n")
+    with pytest.raises(ValueError, match="between which what was tried goes"):
+        write_report(results, tmp_path)
 
 
 def test_words() -> None:

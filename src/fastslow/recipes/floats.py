@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..training.config import RunConfig
 from .base import Setting
 
@@ -14,24 +16,22 @@ NETWORKS = (
 )
 
 
-def settings() -> list[Setting]:
+def pretrained(model: str, data: str, **changes: Any) -> RunConfig:
     """What ``fastslow pretrain`` does by default."""
-    return [
-        Setting(
-            f"{model}/{data}/float",
-            RunConfig(
-                model=model,
-                data=data,
-                method=None,
-                optimizer="momentum",
-                lr=0.1,
-                weight_decay=5e-4,
-                schedule="cosine",
-                warmup_epochs=5,
-                epochs=200,
-                precision="tf32",
-            ),
-            1,
-        )
-        for model, data in NETWORKS
-    ]
+    return RunConfig(
+        model=model,
+        data=data,
+        method=None,
+        optimizer="momentum",
+        lr=0.1,
+        weight_decay=5e-4,
+        schedule="cosine",
+        warmup_epochs=5,
+        epochs=200,
+        precision="tf32",
+        **changes,
+    )
+
+
+def settings() -> list[Setting]:
+    return [Setting(f"{model}/{data}/float", pretrained(model, data), 1) for model, data in NETWORKS]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files import write_atomically
 from ..recipes import table1, table2
-from . import figures, small_tables, tables
+from . import figures, research, small_tables, tables
 from .diagnosis import diagnosis_sections
 from .document import Section, Table
 from .html import render_html
@@ -43,21 +43,35 @@ def write_report(results: Path, out: Path) -> list[Path]:
         files[folder / f"{figure.name}.svg"] = figure.standalone()
     for path, text in files.items():
         write_atomically(path, text.encode())
-    return list(files)
+    page = out / "research.md"
+    if not page.is_file():  # written by hand but for its table
+        return list(files)
+    update_research(found, page)
+    return [*files, page]
 
 
 BEGIN, END = "<!-- results: made by `fastslow report --readme` -->", "<!-- end of results -->"
+IDEAS = ("<!-- ideas: made by `fastslow report` -->", "<!-- end of ideas -->")
 
 
 def update_readme(results: Path, readme: Path) -> None:
     """Put the summary between the two marks of a README."""
-    text = readme.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    _put_between(readme, (BEGIN, END), "the summary", render_table(tables.readme_table(Results(results))))
+
+
+def update_research(results: Results, page: Path) -> None:
+    """Put what was tried between the two marks of docs/research.md."""
+    text = "\n\n".join(render_table(table) for table in research.idea_tables(results))
+    _put_between(page, IDEAS, "what was tried", text)
+
+
+def _put_between(path: Path, marks: tuple[str, str], what: str, content: str) -> None:
+    text = path.read_text()
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}, between which the summary goes")
-    table = render_table(tables.readme_table(Results(results)))
-    write_atomically(readme, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}".encode())
+        raise ValueError(f"{path} lacks the lines {marks[0]} and {marks[1]}, between which {what} goes")
+    write_atomically(path, f"{before}{marks[0]}\n\n{content}\n\n{marks[1]}{after}".encode())
 
 
 def intro(results: Results) -> list[str]:
@@ -158,6 +172,14 @@ def build(results: Results) -> list[Section]:
             "The tuned rates of Table 1's variants are 0.1, and 0.01 with momentum. This sweep, without a look at the "
             "test set, has to agree.",
             (small_tables.lr_table(results),),
+            folded=True,
+        ),
+        Section(
+            "research",
+            "Validation: recipes and gradients",
+            "Measured on the last 5,000 training images, from a float network that has not seen them: validation, "
+            "never the test set. A recipe holds for every method; a gradient is compared with STE on the same recipe.",
+            tuple(research.validation_tables(results)),
             folded=True,
         ),
         Section(

@@ -232,13 +232,13 @@ def readme_table(results: Results) -> Table:
     return Table("", columns, tuple(rows), labels=2, note="" if rows else "No setting has runs of both yet.")
 
 
-def verdict(found: Any) -> str:
+def verdict(found: Any, than: str = "STE") -> str:
     """In words, at the usual 5 %."""
     if found is None or found.p is None:
         return "too few runs"
     if found.p >= 0.05:
         return "no difference"
-    return "better than STE" if found.difference > 0 else "worse than STE"
+    return f"{'better' if found.difference > 0 else 'worse'} than {than}"
 
 
 def _by_protocol(results: Results, settings: list[Setting]) -> list[tuple[str, str, dict[str, Group]]]:

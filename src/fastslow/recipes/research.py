@@ -1,0 +1,97 @@
+"""The hunt for better training, on validation images only: recipes for STE first, then gradients on the best of them.
+
+Everything here is ResNet-20 on CIFAR-10, trained on the first 45,000 training images and measured on the last 5,000,
+from a float network that has not seen these either. Rules and outcomes: docs/research.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..training.named_weights import PREFIX
+from .base import Setting, paper_protocol
+from .floats import pretrained
+
+MODEL, DATA, HOLDOUT = "resnet20", "cifar10", 5000
+START = f"{MODEL}_{DATA}_45k"  # the name of the float weights
+
+
+@dataclass(frozen=True)
+class Idea:
+    """Something to try: what differs from the paper's protocol, why it may help, and which row it is compared with.
+
+    ``label`` names the recipe: rows with one label differ in the gradient alone. ``against`` is the ``name`` of
+    another idea.
+    """
+
+    label: str
+    hypothesis: str
+    fields: dict[str, Any]
+    against: str | None
+    method: str = "ste"
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}/{self.method}"
+
+    @property
+    def setting(self) -> Setting:
+        values = {"weights": f"{PREFIX}{START}", "holdout": HOLDOUT, **self.fields}
+        return Setting(f"{MODEL}/{self.name}", paper_protocol(MODEL, DATA, self.method, **values))
+
+
+_COSINE = {"schedule": "cosine"}
+_MOMENTUM = {**_COSINE, "optimizer": "momentum", "weight_decay": 5e-4}
+_ADAMW = {**_COSINE, "optimizer": "adamw"}
+# The cosine that restarts after 2, 6, 14, 30 epochs is at its end after 62; 100 would stop in the middle.
+_RESTARTS = {"schedule": "restarts", "epochs": 62}
+_MCDONNELL = {**_RESTARTS, "optimizer": "momentum", "lr": 0.1, "weight_decay": 5e-4}
+_USUAL = "adam-cosine/ste"  # what most rows change one thing of
+
+RECIPES = (
+    Idea("base", "The paper's protocol: Adam, 1e-3, a tenth every 30 epochs.", {}, None),
+    Idea("adam-cosine", "A rate that falls without jumps lets the bits settle one by one.", _COSINE, "base/ste"),
+    Idea("adam-cosine-3e-3", "A larger step flips more bits while there is time.", {**_COSINE, "lr": 3e-3}, _USUAL),
+    Idea(
+        "adamw-1e-4",
+        "Decay keeps latent weights near the threshold, able to flip late.",
+        {**_ADAMW, "weight_decay": 1e-4},
+        _USUAL,
+    ),
+    Idea("adamw-1e-2", "The same, a hundred times stronger.", {**_ADAMW, "weight_decay": 1e-2}, _USUAL),
+    Idea("momentum-0.1", "What trains float networks best also trains bits.", {**_MOMENTUM, "lr": 0.1}, _USUAL),
+    Idea("momentum-0.01", "The same with a step that suits pretrained weights.", {**_MOMENTUM, "lr": 0.01}, _USUAL),
+    Idea("restarts", "A warm restart leaves a poor assignment of bits; 62 epochs.", _RESTARTS, _USUAL),
+    Idea(
+        "mcdonnell",
+        "McDonnell's scale and schedule, from float weights, first and last layer in float.",
+        _MCDONNELL,
+        "restarts/ste",
+        method="mcdonnell",
+    ),
+    Idea("ema-0.999", "Averaged latent weights are a majority vote over flips.", {**_COSINE, "ema": 0.999}, _USUAL),
+    Idea("damping-1e-3", "Weights pulled off the threshold stop oscillating.", {**_COSINE, "damping": 1e-3}, _USUAL),
+    Idea("damping-1e-2", "The same, ten times stronger.", {**_COSINE, "damping": 1e-2}, _USUAL),
+    Idea("distill-0.5", "The float network's outputs say more than labels.", {**_COSINE, "distill": 0.5}, _USUAL),
+    Idea("distill-0.9", "The same, nearly without labels.", {**_COSINE, "distill": 0.9}, _USUAL),
+    Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
+)
+
+# A gradient is compared with STE on the same recipe: one more row is one more line.
+GRADIENTS = (
+    Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
+    Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
+)
+
+IDEAS = (*RECIPES, *GRADIENTS)
+
+
+def settings() -> list[Setting]:
+    """Three seeds each; a claim needs five (``--seeds 5``)."""
+    return [idea.setting for idea in IDEAS]
+
+
+def start() -> list[Setting]:
+    """The float network that they start from, as ``fastslow pretrain --holdout 5000`` trains it."""
+    return [Setting(f"{MODEL}/{DATA}/float-45k", pretrained(MODEL, DATA, holdout=HOLDOUT), 1)]
