@@ -65,15 +65,16 @@ class PlusNets:
     def forward(self, theta: Tensor, features: Tensor) -> tuple[Tensor, dict[str, Pass]]:
         """``(a, b)`` of every weight, and what the backward pass needs."""
         parts = self.parts(theta)
-        out, passes = parts["bias"][:, None], {}
+        out, passes = parts["bias"][:, None].expand(2, features.shape[1]), {}
         for net, rows in self.inputs.items():
             inner = parts[f"{net}.first"] @ features[rows]
             hidden = inner
             if net == "slow":
-                scale, shift = repeated(parts["slow.lre"], self.sizes)
-                hidden = torch.addcmul(shift, inner, 1 + scale)
+                scale, shift = parts["slow.lre"]
+                scale, shift = repeated(torch.stack([1 + scale, shift]), self.sizes)
+                hidden = torch.addcmul(shift, inner, scale)
             passes[net] = Pass(inner, torch.tanh(hidden))
-            out = out + parts[f"{net}.last"] @ passes[net].hidden
+            out = torch.addmm(out, parts[f"{net}.last"], passes[net].hidden)
         return out, passes
 
     def backward(self, theta: Tensor, features: Tensor, passes: dict[str, Pass], cotangent: Tensor) -> Tensor:
@@ -103,17 +104,20 @@ class PlusNets:
                 )
 
 
-def adam_step(
-    theta: Tensor, gradient: Tensor, moments: Tensor, steps: Tensor, lr: float, due: Tensor, eps: float = 1e-6
-) -> None:
-    """One step of Adam in place, with beta 0.9 and 0.999, where ``due`` says so; otherwise nothing moves.
+class Adam:
+    """Adam with beta 0.9 and 0.999 on one vector, in place, in the steps that are due; in others nothing moves.
 
-    ``due`` is a tensor: a CUDA graph runs the same kernels in either case. ``eps`` is larger than usual, so that a
+    What is due is a tensor: a CUDA graph runs the same kernels in either case. ``eps`` is larger than usual, so that a
     parameter whose gradient is zero but for rounding stays where it is.
     """
-    later = steps + 1
-    new = torch.stack([moments[0].lerp(gradient, 0.1), moments[1].lerp(gradient * gradient, 0.001)])
-    first, second = new[0] / (1 - 0.9**later), new[1] / (1 - 0.999**later)
-    theta.copy_(torch.where(due, theta - lr * first / (second.sqrt() + eps), theta))
-    moments.copy_(torch.where(due, new, moments))
-    steps.copy_(torch.where(due, later, steps))
+
+    def __init__(self, lr: float, like: Tensor, eps: float = 1e-6) -> None:
+        self.lr, self.eps = lr, eps
+        self.betas = like.new_tensor([[0.9], [0.999]])
+
+    def step(self, theta: Tensor, gradient: Tensor, moments: Tensor, steps: Tensor, due: Tensor) -> None:
+        """``moments`` (2, n) and ``steps`` are the state; ``due`` is 1 or 0."""
+        steps.add_(due)
+        moments.lerp_(torch.stack([gradient, gradient * gradient]), (1 - self.betas) * due)
+        first, second = moments / (1 - self.betas ** steps.clamp_min(1))
+        theta.addcdiv_(first * due, second.sqrt() + self.eps, value=-self.lr)

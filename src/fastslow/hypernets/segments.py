@@ -33,9 +33,12 @@ def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 def repeated(values: Tensor, sizes: Sequence[int]) -> Tensor:
     """One value a layer -> one a weight, along the last dimension."""
-    if values.device.type == "cuda" and not values.requires_grad:
+    if values.requires_grad:
+        return values.repeat_interleave(constant(sizes, values.device), dim=-1, output_size=sum(sizes))
+    if values.device.type == "cuda":
         return values.index_select(-1, _owners(tuple(sizes), values.device))  # a tenth of repeat_interleave's time
-    return values.repeat_interleave(constant(sizes, values.device), dim=-1, output_size=sum(sizes))
+    each = zip(values.split(1, -1), sizes, strict=True)
+    return torch.cat([value.expand(*values.shape[:-1], size) for value, size in each], -1)
 
 
 def segment_max(values: Tensor, sizes: Sequence[int]) -> Tensor:

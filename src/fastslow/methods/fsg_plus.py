@@ -31,13 +31,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..binarize import sign
-from ..hypernets.plus import Pass, PlusNets, adam_step
+from ..hypernets.plus import Adam, Pass, PlusNets
 from ..hypernets.segments import repeated, segment_mean
 from . import flat
 from .base import Slot
 from .flat_driver import FlatDriver, LearnedMethod, gradient
-from .plus_features import DECAYS, FAST, FLIP_DECAY, RATIOS, ROWS, SLOW, Step, features, inverse, measure, remember
+from .plus_features import DECAYS, FAST, FLIP_DECAY, RATIOS, ROWS, SLOW, Step, features, inverse, measure, usual_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +119,7 @@ class FSGPlusDriver(FlatDriver):
         like = {"dtype": self.dtype, "device": self.device}
         self._rates = 1 - torch.tensor(DECAYS, **like)[:, None]
         self._roots = torch.tensor(self.sizes, **like).sqrt()
+        self._adam = Adam(self.method.net_lr, self._roots)
 
     def _load_nets(self, theta: Tensor, path: str) -> None:
         from ..weights import load_weights  # it needs the layers, which need the methods
@@ -153,19 +153,13 @@ class FSGPlusDriver(FlatDriver):
             self._learn(due & (kept["steps"] > 0))
         kept["steps"].add_(1)
         self._remember(active, step.gradient)
-        x = features(
-            step,
-            kept["averages"],
-            kept["average_sizes"],
-            kept["flips"],
-            kept["steps"],
-            self._rates,
-            self.slots[0].layer._progress,
-        )
+        usual = usual_size(self._rates, kept["steps"])
+        memory = kept["averages"], kept["average_sizes"], kept["flips"]
+        x = features(step, *memory, usual, self.slots[0].layer._progress)
         # A difference, added to what the base optimizer wrote: where nothing is reworked, no bit of it changes.
-        w = moved + step.s * step.unit * (self._rework(x, step.oriented).value - step.oriented)
+        w = moved.addcmul_(step.s * step.unit, self._rework(x, step.oriented).value - step.oriented)
         flat.write(self._weights(active), w[self.columns(active)])
-        self._remember_flips(active, sign(w) != step.s)
+        self._remember_flips(active, (w > 0) != (step.s > 0))
         self._keep(step, x, due)
 
     def _weights(self, active: list[int]) -> list[Tensor]:
@@ -183,22 +177,23 @@ class FSGPlusDriver(FlatDriver):
     def _remember(self, active: list[int], g: Tensor) -> None:
         """The gradient enters the memory of the layers that have one."""
         columns, averages, sizes = self.columns(active), self.tensors["averages"], self.tensors["average_sizes"]
-        new = remember(averages[:, columns], sizes[:, columns], g[columns], self._rates)
-        averages[:, columns], sizes[:, columns] = new
+        g = g[columns]
+        averages[:, columns] = averages[:, columns].lerp(g.expand(len(averages), -1), self._rates)
+        sizes[:, columns] = sizes[:, columns].lerp(g.abs().expand(len(sizes), -1), self._rates[RATIOS])
 
     def _remember_flips(self, active: list[int], flipped: Tensor) -> None:
         columns, flips = self.columns(active), self.tensors["flips"]
-        flips[columns] = torch.lerp(flips[columns], flipped[columns].to(flips.dtype), 1 - FLIP_DECAY)
+        flips[columns] = torch.add(flipped[columns], flips[columns], alpha=FLIP_DECAY)
 
     def _keep(self, step: Step, x: Tensor, due: Tensor) -> None:
         """From now on this step is watched, if it is the turn for a new one."""
         fresh = {"features": x, "oriented": step.oriented, "signs": step.s * step.alive}
-        fresh["later"] = torch.zeros_like(step.s)
         if "distance" in self.tensors:
             fresh["distance"] = step.distance
         for name, value in fresh.items():
             kept = self.tensors[name]
             kept.copy_(value if self.method.horizon == 1 else torch.where(due, value, kept))
+        self.tensors["later"].mul_(~due)
 
     # -- the networks ---------------------------------------------------------------------------------------------
 
@@ -206,7 +201,7 @@ class FSGPlusDriver(FlatDriver):
         out, passes = self.nets.forward(self.tensors["theta"], x)
         gates = torch.tanh(out)
         rho = self.method.rho
-        plain = torch.addcmul(oriented + rho * gates[1], oriented, gates[0], value=rho)
+        plain = torch.add(oriented, gates[1], alpha=rho).addcmul_(oriented, gates[0], value=rho)
         if not self.method.keep_size:
             return Reworked(plain, plain, None, gates, passes)
         squares = segment_mean(torch.stack([oriented * oriented, plain * plain]), self.sizes)
@@ -217,7 +212,7 @@ class FSGPlusDriver(FlatDriver):
 
     def _learn(self, due: Tensor) -> None:
         """One step of theta, where it is due, from the gradients since the step that is watched."""
-        kept, rho = self.tensors, self.method.rho
+        kept = self.tensors
         made = self._rework(kept["features"], kept["oriented"])
         norms = segment_mean(kept["later"].square(), self.sizes).sqrt() * self._roots
         cotangent = kept["later"] * repeated(inverse(norms), self.sizes)
@@ -227,10 +222,11 @@ class FSGPlusDriver(FlatDriver):
             along = segment_mean(torch.stack([cotangent * made.plain, made.plain.square()]), self.sizes)
             along = repeated(along[0] * inverse(along[1]), self.sizes)
             cotangent = made.ratio * (cotangent - made.plain * along)
-        back = torch.stack([rho * cotangent * kept["oriented"], rho * cotangent])
+        cotangent = self.method.rho * cotangent
+        back = torch.stack([cotangent * kept["oriented"], cotangent])
         back = torch.ops.aten.tanh_backward(back, made.gates)
         found = self.nets.backward(kept["theta"], kept["features"], made.passes, back)
-        adam_step(kept["theta"], found, kept["moments"], kept["updates"], self.method.net_lr, due)
+        self._adam.step(kept["theta"], found, kept["moments"], kept["updates"], due)
 
     def _price_of_flips(self, value: Tensor) -> Tensor:
         """The derivative of the layer's mean of sigmoid(-position), where the base update alone would not flip."""

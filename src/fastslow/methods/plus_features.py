@@ -6,6 +6,7 @@ A network on such features treats W and -W alike. Lengths are in units of the la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Step(NamedTuple):
 
 def inverse(x: Tensor) -> Tensor:
     """1 / x, and 0 for 0."""
-    return torch.where(x > torch.finfo(x.dtype).tiny, 1 / x, torch.zeros_like(x))
+    return x.reciprocal().nan_to_num(nan=math.nan, posinf=0.0)
 
 
 def measure(w: Tensor, delta: Tensor, g: Tensor, sizes: Sequence[int]) -> Step:
@@ -53,20 +54,8 @@ def measure(w: Tensor, delta: Tensor, g: Tensor, sizes: Sequence[int]) -> Step:
     return Step(s, s * delta * of_delta, g * of_g, magnitude * of_delta, magnitude * of_w, unit, alive)
 
 
-def remember(averages: Tensor, sizes: Tensor, gradient: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
-    """The averages of a gradient and of its size, one step on. ``rates``: 1 - decay, a row an average."""
-    return torch.lerp(averages, gradient.expand_as(averages), rates), torch.lerp(
-        sizes, gradient.abs().expand_as(sizes), rates[RATIOS]
-    )
-
-
-def features(
-    step: Step, averages: Tensor, sizes: Tensor, flips: Tensor, seen: Tensor, rates: Tensor, progress: Tensor
-) -> Tensor:
-    """All rows. ``averages`` and ``sizes`` include this step's gradient, the ``seen``-th."""
-    decays = 1 - rates
-    # The standard deviation of an average over independent gradients of size 1, so far.
-    usual = ((1 - decays) / (1 + decays) * (1 - decays ** (2 * seen))).sqrt()
+def features(step: Step, averages: Tensor, sizes: Tensor, flips: Tensor, usual: Tensor, progress: Tensor) -> Tensor:
+    """All rows. ``averages`` and ``sizes`` include this step's gradient; ``usual`` is what an average is divided by."""
     rows = [
         step.oriented,
         step.oriented.abs(),
@@ -76,7 +65,12 @@ def features(
         torch.ones_like(step.s),
         *(step.s * averages / usual),
         *(averages[RATIOS].abs() * inverse(sizes)),
-        torch.asinh(flips / (1 - FLIP_DECAY)),
+        torch.asinh(flips),
         progress.to(step.s.dtype).expand_as(step.s),
     ]
     return torch.stack(rows).clamp(-LIMIT, LIMIT)
+
+
+def usual_size(rates: Tensor, seen: Tensor) -> Tensor:
+    """The standard deviation of an average over ``seen`` independent gradients of size 1; ``rates`` are 1 - decay."""
+    return (rates / (2 - rates) * (1 - (1 - rates) ** (2 * seen))).sqrt()
