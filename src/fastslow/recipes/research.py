@@ -82,6 +82,7 @@ RECIPES = (
 GRADIENTS = (
     Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
     Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
+    Idea("adam-cosine", "An update reworked by what the next batches say of it.", _COSINE, _USUAL, method="fsg-plus"),
 )
 
 IDEAS = (*RECIPES, *GRADIENTS)

@@ -29,7 +29,8 @@ class Damping:
         W <- W - lr * strength * (1 - cos(pi t / T)) / 2 * (W - Wb),    Wb = Q(A(W)), a constant.
 
     It is a step along the gradient of ``strength / 2 * ||W - Wb||^2``, decoupled from the loss as AdamW's weight decay
-    is: neither the method nor the optimizer's moments see it, and methods that look ahead start from the pulled weight.
+    is: it takes no part in ``W.grad`` nor in the optimizer's moments. A method sees it as it sees that decay: as part
+    of what the base optimizer did. A step that the method holds back has none of it.
     """
 
     def __init__(self, strength: float, model: nn.Module, optimizer: torch.optim.Optimizer, total_steps: int) -> None:
