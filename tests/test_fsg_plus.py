@@ -73,7 +73,7 @@ def test_twelve_steps_equal_the_slow_twin(base, fields):
     assert all(learned[name].abs().max() > 0.05 for name in learned), "every part has learned something"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("fields", [{}, {"keep_size": False, "horizon": 2}])
 def test_it_is_exactly_ste_until_the_networks_have_learned(dtype, fields):
     straight, plain, data = setting(dtype=dtype, method="ste")
