@@ -40,6 +40,7 @@ class Twin:
         self.size = {(n, d): 0.0 for n in BINARY for d in DECAYS}
         self.flips = dict.fromkeys(BINARY, 0.0)
         self.watched: dict[str, dict[str, Tensor]] = {}
+        self.gain = 0.0
 
     def weight(self, name: str) -> Tensor:
         return self.net.get_submodule(name).weight
@@ -88,16 +89,21 @@ class Twin:
         return new * rms(seen["u"]) / rms(new) if self.f["keep_size"] and seen["u"].any() else new
 
     def learn(self) -> None:
-        loss = torch.zeros(())
+        loss, gains = torch.zeros(()), []
         for n, seen in self.watched.items():
             if not seen["u"].any():
                 continue
             new, size = self.update(n, seen), seen["u"].numel()
             if seen["later"].any():
                 loss = loss + (new * seen["later"]).sum() / seen["later"].norm()
+                new_cosine, old_cosine = (
+                    F.cosine_similarity(x.flatten(), seen["later"].flatten(), 0) for x in (new, seen["u"])
+                )
+                gains.append(float((old_cosine - new_cosine).detach()))
             position = seen["distance"] + seen["s"] * new
             stays = seen["distance"] + seen["s"] * seen["u"] > 0
             loss = loss + self.f["flip_penalty"] * (torch.sigmoid(-position) * stays).mean() * size**0.5
+        self.gain = 0.99 * self.gain + 0.01 * sum(gains) / len(BINARY)
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()

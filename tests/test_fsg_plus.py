@@ -69,6 +69,7 @@ def test_twelve_steps_equal_the_slow_twin(base, fields):
             torch.testing.assert_close(
                 ours, twin.p[key].detach(), rtol=1e-8, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
             )
+    assert optimizer.metrics()["gain"] == pytest.approx(twin.gain, rel=1e-6)
     learned = dict(driver.hypernetworks())
     assert all(learned[name].abs().max() > 0.05 for name in learned), "every part has learned something"
 
