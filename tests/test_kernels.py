@@ -50,7 +50,7 @@ def test_concat_is_the_float64_reference(options: dict, size: float, horizon_tol
     net, twin = make(**options)
     net.horizon_tol = horizon_tol
     # The interpreter is slow: there, little that still crosses tiles, layers and rows of the history.
-    sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([1, 19], [1, 0], 16)
+    sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([1, 3], [1, 0], 2)
     history = torch.randn(2, sum(sizes)) * size
     scales = torch.rand(len(sizes)) + 0.5 if size < 1 else None
     cotangent = torch.randn(sum(sizes))

@@ -2,275 +2,394 @@
 # What is inside @triton.jit is Triton's language, not Python.
 """The backward pass of the concatenated slow-net, a row of the history a launch; `concat.py` says how it fits together.
 
-G_t is the gradient of w_t, `flow` that of the state which leaves a tile: with y = sum_s C_s h_s, d = dL/dy and
-into = d C / A (ZOH; d C otherwise),
+With y = sum_s C_s h_s and d = dL/dy, the gradient of w_t is K_t / A with
 
-    G_t = into_t + exp(dt_{t+1} A) G_{t+1},    and `flow` in place of the last product at the tile's last token.
+    K_t = d_t C_t + exp(dt_{t+1} A) K_{t+1},
+
+`flow` in place of the last product at a tile's end (euler: the gradient is K itself). A tile is walked through twice:
+forward, noting the states that enter every Q tokens, and backward, Q tokens computed anew at a time.
+
+Programs take one tile after another, so that what they sum over all of them stays in registers: the order is fixed.
 """
 
 import triton
 import triton.language as tl
 
 from fastslow.hypernets.kernels.concat import (
-    C_ROW,
+    C_AT,
+    LANES,
     LAYER_FIELDS,
     LOG2_E,
     RATE,
     STATES,
+    TOKEN,
     U,
-    compose,
+    advance,
+    channels_of,
     convolved,
-    entering,
-    field_A,
+    decay_rates,
     field_dt,
     field_ends,
-    seen,
-    this_tile,
-    window,
+    no_states,
+    read_chunk,
+    read_states,
+    read_tile,
+    spread,
+    spread_some,
 )
-from fastslow.hypernets.kernels.maths import logistic
+from fastslow.hypernets.kernels.maths import grown_by, logistic
 
-D_RATE, D_U = (tl.constexpr(i) for i in (0, 1))  # rows of `dtokens`, for each part; then the gradients of B and C
-OWN = tl.constexpr(16)  # numbers a channel that `gradients` sums: A (SOME), dt_weight, dt_bias, D, out, gate
-MIXED = tl.constexpr(64)  # and `unproject`: filter (TAPS), bias, to_dt, to_B, to_C
+D_TOKEN = tl.constexpr(36)  # columns of `dtokens`: of B, C, then rate and u, one for each half of the states
+ENDS = tl.constexpr(5)  # dt_weight, dt_bias, D, out, gate: what `gradients` sums besides A
+EDGE = tl.constexpr(16)  # columns of what `unproject` sums over tokens: the filter's, and the bias at TAPS
 
 
 @triton.jit
-def output_gradient(cotangent, layers, layer, begin, t, count):
-    """dL/d(the layer's outputs) at the tile's tokens."""
-    first = tl.load(layers + layer * LAYER_FIELDS) + begin
-    return tl.load(cotangent + first + t, (t < count) & (begin + t >= 0), 0.0)
+def gated(dout, u, out, gate):
+    """With z = gate * u: its logistic, its silu, and dL/dy."""
+    z = gate * u
+    bend = logistic(z)
+    opened = z * bend
+    return bend, opened, dout * out * opened
 
 
-@triton.jit(do_not_specialize=["row", "places", "channels"])
+@triton.jit
+def wanted_from(cotangent, token, t, begin, count, Q: tl.constexpr):
+    """dL/d(output) of Q tokens, from the tile's token t on; zeros where there is none."""
+    found = ()
+    for j in tl.static_range(Q):
+        found = found + (tl.load(cotangent + token + t + j, (t + j < count) & (begin + t + j >= 0), 0.0),)
+    return found
+
+
+@triton.jit(do_not_specialize=["row"])
 def back_summarise(
-    records, tiles, layers, starts, tokens, dts, cotangent, flows, row, places, channels,
-    PER_PART: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr,
+    records, tiles, layers, starts, tokens, dts, cotangent, flows, row,
+    CHANNELS: tl.constexpr, PER: tl.constexpr, GROUPS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
+    Q: tl.constexpr,
 ):  # fmt: skip
-    """What each tile's outputs add to the gradient of the state that comes into it: zeros in a row without outputs."""
-    layer, begin, count, end = this_tile(tiles, layers, row)
-    t = tl.arange(0, T)
-    at = tl.program_id(0) * T + t
-    for n in range(PER_PART):
-        c = tl.program_id(1) * PER_PART + n
-        if (c < channels) & (end > tl.load(starts + layer * channels + tl.minimum(c, channels - 1))):
-            all_states = tl.arange(0, STATES)
-            added = tl.zeros((STATES,), tl.float32)
-            if WANTED:
-                own = records + field_ends(TAPS) * channels + c
-                z = tl.load(own + 2 * channels) * tl.load(tokens + U * places + at)
-                dy = (
-                    output_gradient(cotangent, layers, layer, begin, t, count)
-                    * tl.load(own + channels)
-                    * z
-                    * logistic(z)
-                )
-                spent = tl.cumsum(tl.load(dts + c * places + at), 0)
-                for s in range(STATES):
-                    A = tl.load(records + (field_A(TAPS) + s) * channels + c)
-                    C = tl.load(tokens + (C_ROW + s) * places + at)
-                    if ZOH:
-                        C = C * (1.0 / A)
-                    added = tl.where(all_states == s, tl.sum(tl.exp2(A * LOG2_E * spent) * dy * C, 0), added)
-            tl.store(flows + (tl.program_id(0) * channels + c) * STATES + all_states, added)
+    """What each tile's outputs add to the gradient K of the state that comes into it."""
+    tile = tl.program_id(0)
+    group = tl.program_id(1)
+    layer, begin, count, end = read_tile(tiles, layers, tile, row)
+    if end > tl.load(starts + layer * GROUPS + group):
+        c, ok = channels_of(group, PER, CHANNELS)
+        rates, _inverses = decay_rates(records, c, ok, 0, STATES, CHANNELS, TAPS)
+        out = tl.load(records + (field_ends(TAPS) + 1) * CHANNELS + c, ok, 0.0)
+        gate = tl.load(records + (field_ends(TAPS) + 2) * CHANNELS + c, ok, 0.0)
+        first = tl.load(layers + layer * LAYER_FIELDS) + begin
+        Ks = no_states(STATES)
+        column = tl.arange(0, LANES)
+        left = (count + Q - 1) // Q * Q - Q
+        _xs, dts_next, rows_next = read_chunk(
+            tokens, dts, dts, tile * T + left, column, c, ok, False, True, CHANNELS, Q
+        )  # fmt: skip
+        while left >= 0:
+            dt_all, rows = dts_next, rows_next
+            douts = wanted_from(cotangent, first, left, begin, count, Q)
+            us = ()
+            for j in tl.static_range(Q):
+                us = us + (tl.load(tokens + (tile * T + left + j) * TOKEN + U),)
+            left -= Q
+            _xs, dts_next, rows_next = read_chunk(
+                tokens, dts, dts, tile * T + left, column, c, ok, False, left >= 0, CHANNELS, Q
+            )  # fmt: skip
+            for back in tl.static_range(Q):
+                _bend, _opened, dy = gated(douts[Q - 1 - back], us[Q - 1 - back], out, gate)
+                after = ()
+                for s in tl.static_range(STATES):
+                    K = Ks[s] + dy * spread(rows[Q - back], C_AT + s)
+                    after = after + (tl.exp2(rates[s] * LOG2_E * dt_all[Q - 1 - back]) * K,)
+                Ks = after
+        for s in tl.static_range(STATES):
+            tl.store(flows + (tile * STATES + s) * CHANNELS + c, Ks[s], ok)
 
 
 @triton.jit
-def add_to(place, values):
-    """Nobody else writes there."""
-    tl.store(place, tl.load(place) + values)
+def sums_of(values, lane):
+    """Sums over the lanes of 2^k tensors, the i-th of them in the i-th 2^k-th part of the lanes.
+
+    In each round two tensors become one: half of the lanes keep the first and take what the other half has of it, the
+    others the second. That is a third of the instructions of summing each by itself, for all lanes.
+    """
+    far: tl.constexpr = LANES // 2
+    return _halved(values, lane, far)
 
 
-@triton.jit(do_not_specialize=["slots", "row", "places", "channels"])
+@triton.jit
+def _halved(values, lane, far: tl.constexpr):
+    other = lane ^ far
+    if len(values) == 1:
+        total = values[0] + tl.gather(values[0], other, 0)
+        if far > 1:
+            total = _halved((total,), lane, far // 2)
+        return total
+    else:
+        low = lane & far == 0
+        half: tl.constexpr = len(values) // 2
+        fewer = ()
+        for i in tl.static_range(half):
+            kept = tl.where(low, values[i], values[i + half])
+            given = tl.where(low, values[i + half], values[i])
+            fewer = fewer + (kept + tl.gather(given, other, 0),)
+        return _halved(fewer, lane, far // 2)
+
+
+@triton.jit(do_not_specialize=["number", "row", "places"])
 def gradients(
-    records, tiles, layers, starts, tokens, xs, dts, states, flows, cotangent, dx, dtokens, partial, slots, row, places,
-    channels,
-    TAPS: tl.constexpr, T: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr, SOME: tl.constexpr,
+    records, tiles, layers, starts, channel_starts, tokens, xs, dts, states_at, flows, cotangent, dx, dtokens, own,
+    noted, number, row, places,
+    CHANNELS: tl.constexpr, PER: tl.constexpr, GROUPS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
+    Q: tl.constexpr, ZOH: tl.constexpr, WANTED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of x, of what channels share, and (added to `partial`, `OWN` numbers a channel) of its own.
+    """Gradients of x, of what channels share, and (programs, SOME + ENDS, splits, channels) of what is their own.
 
-    A program takes SOME of the states (axis 1), so that what it adds up over the channels fits in registers, and writes
-    its part of all that the states share: dx (parts, channels, places), those of dt and u in `dtokens`.
+    A program has SOME of the states (axis 1) of a group of channels (axis 2), and its part of all that they share: dx
+    (splits, places, channels), `dtokens` (GROUPS, places, D_TOKEN). WANTED: the row has outputs.
     """
-    layer, begin, count, end = this_tile(tiles, layers, row)
-    t = tl.arange(0, T)
-    at = tl.program_id(0) * T + t
-    # The scan for G runs backward in time: what it reads is loaded in that order, and only its result is turned around.
-    turned = T - 1 - t
-    at_turned = tl.program_id(0) * T + turned
-    last = turned == count - 1
-    first_state = tl.program_id(1) * SOME
-    field = tl.arange(0, OWN)
-    u = tl.load(tokens + U * places + at)
-    u_turned = tl.load(tokens + U * places + at_turned)
-    rate = tl.load(tokens + RATE * places + at)
-    dout = tl.zeros((T,), tl.float32)
-    dout_turned = tl.zeros((T,), tl.float32)
-    if WANTED:
-        dout = output_gradient(cotangent, layers, layer, begin, t, count)
-        dout_turned = output_gradient(cotangent, layers, layer, begin, turned, count)
-    d_rate = tl.zeros((T,), tl.float32)
-    d_u = tl.zeros((T,), tl.float32)
-    dBs = ()
-    dCs = ()
-    for _state in tl.static_range(SOME):
-        dBs = dBs + (tl.zeros((T,), tl.float32),)
-        dCs = dCs + (tl.zeros((T,), tl.float32),)
-    partial += tl.program_id(1) * slots * channels * OWN
-    dx += tl.program_id(1) * channels * places
-    c = 0
-    while c < channels:
-        if end > tl.load(starts + layer * channels + c):
-            place = c * places + at
-            x = tl.load(xs + place)
-            x_before = tl.load(xs + place - 1, t > 0, 0.0)
-            dt = tl.load(dts + place)
-            dt_next = tl.load(dts + c * places + at_turned + 1, turned + 1 < count, 0.0)
-            D = tl.where(first_state == 0, tl.load(records + field_ends(TAPS) * channels + c), 0.0)  # once
-            out = tl.load(records + (field_ends(TAPS) + 1) * channels + c)
-            gate = tl.load(records + (field_ends(TAPS) + 2) * channels + c)
-            dt_weight = tl.load(records + field_dt(TAPS) * channels + c)
-            dt_bias = tl.load(records + (field_dt(TAPS) + 1) * channels + c)
-            z = gate * u
-            bend = logistic(z)
-            opened = z * bend
-            dy = dout * out * opened
-            z_turned = gate * u_turned
-            dy_turned = dout_turned * out * z_turned * logistic(z_turned)
-            y = D * x
-            d_x = dy * D
-            ddt = tl.zeros((T,), tl.float32)
-            own = tl.zeros((OWN,), tl.float32)
-            new_dBs = ()
-            new_dCs = ()
-            for i in tl.static_range(SOME):
-                s = first_state + i
-                A = tl.load(records + (field_A(TAPS) + s) * channels + c)
-                state = tl.load(states + (tl.program_id(0) * channels + c) * STATES + s)
-                flow = tl.load(flows + (tl.program_id(0) * channels + c) * STATES + s)
-                B, entered, step = entering(tokens, x, x_before, s, at, places, ZOH)
-                e = tl.exp2(A * LOG2_E * dt)
-                into = tl.where(last, flow, 0.0)
-                if ZOH:
-                    decay, added = tl.associative_scan((e, e * step), 0, compose)
-                    w = added + decay * state
-                    if WANTED:
-                        h = (w - entered) * (1.0 / A)
-                else:
-                    decay, added = tl.associative_scan((e, dt * entered), 0, compose)
-                    w = added + decay * state
-                    if WANTED:
-                        h = w
-                d_A = tl.zeros((T,), tl.float32)
+    program = tl.program_id(0)
+    split = tl.program_id(1)
+    group = tl.program_id(2)
+    splits: tl.constexpr = STATES // SOME
+    first_state = split * SOME
+    lane = tl.arange(0, LANES)
+    c, ok = channels_of(group, PER, CHANNELS)
+    rates, inverses = decay_rates(records, c, ok, first_state, SOME, CHANNELS, TAPS)
+    dt_weight = tl.load(records + field_dt(TAPS) * CHANNELS + c, ok, 0.0)
+    dt_bias = tl.load(records + (field_dt(TAPS) + 1) * CHANNELS + c, ok, 0.0)
+    D = tl.load(records + field_ends(TAPS) * CHANNELS + c, ok & (split == 0), 0.0)  # once
+    out = tl.load(records + (field_ends(TAPS) + 1) * CHANNELS + c, ok, 0.0)
+    gate = tl.load(records + (field_ends(TAPS) + 2) * CHANNELS + c, ok, 0.0)
+    noted += ((program * splits + split) * GROUPS + group) * (T // Q * SOME * LANES) + lane
+    dx += split.to(tl.int64) * places * CHANNELS
+    dtokens += group.to(tl.int64) * places * D_TOKEN
+    # A lane's column of `tokens`: B and C of these states, rate, u. And of `dtokens`, where `sums_of` leaves the sums.
+    shared = tl.where(lane < SOME, first_state + lane, STATES + first_state + lane - SOME)
+    column = tl.where(lane < 2 * SOME, shared, tl.where(lane == 2 * SOME, RATE, U))
+    summed = lane // 2
+    sum_column = tl.where(summed < SOME, first_state + summed, STATES + first_state + summed - SOME)
+    rest_column = 2 * STATES + lane // 16 * splits + split
+    d_As = no_states(SOME)
+    d_dt_weight = tl.zeros((LANES,), tl.float32)
+    d_dt_bias = tl.zeros((LANES,), tl.float32)
+    d_D = tl.zeros((LANES,), tl.float32)
+    d_out = tl.zeros((LANES,), tl.float32)
+    d_gate = tl.zeros((LANES,), tl.float32)
+    tile = program
+    while tile < number:
+        layer, begin, count, end = read_tile(tiles, layers, tile, row)
+        if end > tl.load(starts + layer * GROUPS + group):
+            first = tl.load(layers + layer * LAYER_FIELDS) + begin
+            states = read_states(states_at, tile, c, ok, first_state, SOME, CHANNELS)
+            xs_next, dts_next, rows_next = read_chunk(
+                tokens, xs, dts, tile * T, column, c, ok, False, True, CHANNELS, Q
+            )  # fmt: skip
+            done = 0
+            while done < count:
+                for i in tl.static_range(SOME):
+                    tl.store(noted + (done // Q * SOME + i) * LANES, states[i])
+                x_all, dt_all, rows = xs_next, dts_next, rows_next
+                done += Q
+                xs_next, dts_next, rows_next = read_chunk(  # while these are computed
+                    tokens, xs, dts, tile * T + done, column, c, ok, True, done < count, CHANNELS, Q
+                )  # fmt: skip
+                Bs = spread_some(rows[0], SOME)
+                for j in tl.static_range(Q):
+                    Bs_before = Bs
+                    Bs = spread_some(rows[j + 1], SOME)
+                    states = advance(x_all[j + 1], x_all[j], dt_all[j], Bs, Bs_before, states, rates, SOME, ZOH)
+            alive = ok & (end > tl.load(channel_starts + layer * CHANNELS + c, ok, 0))
+            Ks = read_states(flows, tile, c, alive, first_state, SOME, CHANNELS)
+            done -= Q
+            xs_next, dts_next, rows_next = read_chunk(
+                tokens, xs, dts, tile * T + done, column, c, ok, done > 0, True, CHANNELS, Q
+            )  # fmt: skip
+            while done >= 0:
+                place = tile * T + done
+                states = ()
+                for i in tl.static_range(SOME):
+                    states = states + (tl.load(noted + (done // Q * SOME + i) * LANES),)
                 if WANTED:
-                    C = tl.load(tokens + (C_ROW + s) * places + at)
-                    y += C * h
-                    new_dCs = new_dCs + (dCs[i] + dy * h,)
-                    C_turned = tl.load(tokens + (C_ROW + s) * places + at_turned)
-                    if ZOH:
-                        d_A -= dy * C * (1.0 / A) * h
-                        C_turned = C_turned * (1.0 / A)
-                    into += dy_turned * C_turned
-                _to_flow, G_turned = tl.associative_scan((tl.exp2(A * LOG2_E * dt_next), into), 0, compose)
-                G = tl.gather(G_turned, turned, 0)
-                if ZOH:
-                    d_exponent = G * w
-                    d_entered = G * (e - 1.0)
-                    ddt += d_exponent * A
-                else:
-                    d_exponent = G * (w - dt * entered)
-                    d_entered = G * dt
-                    ddt += d_exponent * A + G * entered
-                own = tl.where(field == i, tl.sum(d_A + d_exponent * dt, 0), own)
-                d_x += d_entered * B
-                new_dBs = new_dBs + (dBs[i] + d_entered * x,)
-            dBs = new_dBs
-            if WANTED:
-                dCs = new_dCs
-            # Beyond the tile's end x is 0 and dt too, but their gradients needn't be.
-            ddt = tl.where(t < count, ddt * logistic(dt_weight * rate + dt_bias), 0.0)
-            dz = dout * out * y * (bend + opened * (1.0 - bend))
-            d_rate += ddt * dt_weight
-            d_u += dz * gate
-            tl.store(dx + place, tl.where(t < count, d_x, 0.0))
-            own = tl.where(field == SOME, tl.sum(ddt * rate, 0), own)
-            own = tl.where(field == SOME + 1, tl.sum(ddt, 0), own)
-            if WANTED:
-                own = tl.where((field == SOME + 2) & (first_state == 0), tl.sum(dy * x, 0), own)
-                own = tl.where(field == SOME + 3, tl.sum(dout * y * opened, 0), own)
-                own = tl.where(field == SOME + 4, tl.sum(dz * u, 0), own)
-            add_to(partial + (tl.program_id(0) * channels + c) * OWN + field, own)
-        c += 1
-    tl.store(dtokens + (2 * tl.program_id(1) + D_RATE) * places + at, d_rate)
-    tl.store(dtokens + (2 * tl.program_id(1) + D_U) * places + at, d_u)
-    dtokens += 2 * tl.num_programs(1) * places
+                    douts = wanted_from(cotangent, first, done, begin, count, Q)
+                x_all, dt_all, rows = xs_next, dts_next, rows_next
+                now = done
+                done -= Q
+                xs_next, dts_next, rows_next = read_chunk(
+                    tokens, xs, dts, tile * T + done, column, c, ok, done > 0, done >= 0, CHANNELS, Q
+                )  # fmt: skip
+                ws = ()
+                Bs = spread_some(rows[0], SOME)
+                for j in tl.static_range(Q):
+                    Bs_before = Bs
+                    Bs = spread_some(rows[j + 1], SOME)
+                    states = advance(x_all[j + 1], x_all[j], dt_all[j], Bs, Bs_before, states, rates, SOME, ZOH)
+                    ws = ws + (states,)
+                for back in tl.static_range(Q):
+                    at = place + (Q - 1 - back)
+                    t = now + (Q - 1 - back)
+                    w = ws[Q - 1 - back]
+                    x = x_all[Q - back]
+                    dt = dt_all[Q - 1 - back]
+                    rate = spread(rows[Q - back], 2 * SOME)
+                    u = spread(rows[Q - back], 2 * SOME + 1)
+                    d_x = tl.zeros((LANES,), tl.float32)
+                    if WANTED:
+                        dout = douts[Q - 1 - back]
+                        bend, opened, dy = gated(dout, u, out, gate)
+                        y = D * x
+                        d_x = dy * D
+                    ddt = tl.zeros((LANES,), tl.float32)
+                    to_Bs = ()
+                    to_Cs = ()
+                    new_Ks = ()
+                    new_d_As = ()
+                    for i in tl.static_range(SOME):
+                        K = Ks[i]
+                        d_A = d_As[i]
+                        B = spread(rows[Q - back], i)
+                        z = rates[i] * dt
+                        grown = grown_by(z, tl.exp2(z * LOG2_E))  # e - 1 of a short step would lose its digits
+                        if WANTED:
+                            C = spread(rows[Q - back], SOME + i)
+                            dyC = dy * C
+                            K += dyC
+                            if ZOH:
+                                h = (w[i] - B * x) * inverses[i]
+                                d_A -= dyC * h
+                            else:
+                                h = w[i]
+                            y += C * h
+                            to_Cs = to_Cs + (dy * h,)
+                        if ZOH:
+                            d_exponent = K * w[i]
+                            d_entered = K * grown * inverses[i]
+                            ddt += d_exponent
+                        else:
+                            d_exponent = K * (w[i] - dt * (B * x))
+                            d_entered = K * dt
+                            ddt += d_exponent * rates[i] + K * (B * x)
+                        new_d_As = new_d_As + (d_A + d_exponent * dt,)
+                        d_x += d_entered * B
+                        to_Bs = to_Bs + (d_entered * x,)
+                        new_Ks = new_Ks + (K + grown * K,)
+                    Ks = new_Ks
+                    d_As = new_d_As
+                    # Where a tile is filled up x and dt are 0, but the gradient of dt needn't be.
+                    ddt = tl.where(t < count, ddt * logistic(dt_weight * rate + dt_bias), 0.0)
+                    d_dt_weight += ddt * rate
+                    d_dt_bias += ddt
+                    to_rate = ddt * dt_weight
+                    if WANTED:
+                        dz = dout * out * y * (bend + opened * (1.0 - bend))
+                        d_D += dy * x
+                        d_out += dout * y * opened
+                        d_gate += dz * u
+                        Bs_and_Cs = sums_of(to_Bs + to_Cs, lane)
+                        rate_and_u = sums_of((to_rate, dz * gate), lane)
+                    else:
+                        Bs_and_Cs = sums_of(to_Bs + no_states(SOME), lane)
+                        rate_and_u = sums_of((to_rate, tl.zeros((LANES,), tl.float32)), lane)
+                    tl.store(dx + at * CHANNELS + c, d_x, ok)
+                    # Two lanes have each sum of the first, sixteen of the second: one of them writes it.
+                    tl.store(dtokens + at * D_TOKEN + sum_column, Bs_and_Cs, lane % 2 == 0)
+                    tl.store(dtokens + at * D_TOKEN + rest_column, rate_and_u, lane % 16 == 0)
+        tile += tl.num_programs(0)
+    own += program * (SOME + ENDS) * splits * CHANNELS + split * CHANNELS + c
     for i in tl.static_range(SOME):
-        tl.store(dtokens + (first_state + i) * places + at, dBs[i])
-        tl.store(dtokens + (STATES + first_state + i) * places + at, dCs[i])
+        d_A = d_As[i]
+        if ZOH:
+            d_A *= inverses[i]
+        add_to(own + i * splits * CHANNELS, d_A, ok)
+    own += SOME * splits * CHANNELS
+    add_to(own, d_dt_weight, ok)
+    add_to(own + splits * CHANNELS, d_dt_bias, ok)
+    if WANTED:
+        add_to(own + 2 * splits * CHANNELS, d_D, ok & (split == 0))
+        add_to(own + 3 * splits * CHANNELS, d_out, ok)
+        add_to(own + 4 * splits * CHANNELS, d_gate, ok)
 
 
-@triton.jit(do_not_specialize=["row", "weights", "places", "channels"])
+@triton.jit
+def add_to(place, values, mask):
+    """Nobody else writes there."""
+    tl.store(place, tl.load(place, mask, 0.0) + values, mask)
+
+
+@triton.jit(do_not_specialize=["number", "row", "places"])
 def unproject(
-    records, token_weight_at, history, lre, unit, tiles, layers, starts, earliest, xs, dx, dtokens, partial, rest, row,
-    weights, places, channels,
-    PER_PART: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr,
+    records, token_weight_at, lre, tiles, layers, starts, earliest, taps, xs, dx, dtokens, mixed, filters, rest, edges,
+    number, row, places,
+    CHANNELS: tl.constexpr, PER: tl.constexpr, GROUPS: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr,
+    T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From there through projections and convolution: adds the gradients of the parameters that act there.
+    """From there through projections and convolution, and the sums over tokens that are the gradients there.
 
-    `partial` (tiles, channels, MIXED), `rest` (tiles, parts, 2): W_a, LRE.
+    mixed (programs, 2 STATES + 1, channels): of x with the gradients of B, C and rate. filters (programs, EDGE,
+    channels): of the convolution's gradient with the raw tokens that each tap saw, and by itself. rest (programs,): of
+    the gradient of u at the gate with the raw token. edges (layers, TAPS, channels): the convolution's gradient where
+    its taps saw the embedding. A program takes LANES channels (axis 1), whatever their groups.
     """
-    layer, _begin, count, end = this_tile(tiles, layers, row)
-    begin = end - count
-    if end > tl.load(earliest + layer):
-        t = tl.arange(0, T)
-        at = tl.program_id(0) * T + t
-        live = t < count
-        field = tl.arange(0, MIXED)
-        token_weight = tl.load(token_weight_at)
-        taps = window(history, layers, lre, unit, token_weight, layer, begin + t, live, weights, TAPS)
-        d_rate = tl.zeros((T,), tl.float32)
-        d_u = tl.zeros((T,), tl.float32)
-        for split in tl.static_range(SPLITS):
-            d_rate += tl.load(dtokens + (2 * split + D_RATE) * places + at)
-            d_u += tl.load(dtokens + (2 * split + D_U) * places + at)
-        dtokens += 2 * SPLITS * places
-        throughs = ()
-        for _tap in tl.static_range(TAPS):
-            throughs = throughs + (tl.zeros((T,), tl.float32),)
-        for n in range(PER_PART):
-            c = tl.program_id(1) * PER_PART + n
-            if c < channels:
-                own = tl.zeros((MIXED,), tl.float32)
-                x = tl.load(xs + c * places + at)
-                pre = convolved(records, taps, c, channels, TAPS)
-                bend = logistic(pre)
-                d = d_rate * tl.load(records + (TAPS + 1) * channels + c)
-                if end > tl.load(starts + layer * channels + c):
+    program = tl.program_id(0)
+    parts: tl.constexpr = T // BLOCK
+    both = tl.arange(0, 2 * STATES)
+    tap = tl.arange(0, EDGE)
+    c = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    ok = c < CHANNELS
+    token_weight = tl.load(token_weight_at)
+    to_rate = tl.load(records + (TAPS + 1) * CHANNELS + c, ok, 0.0)
+    to_both = tl.load(records + (TAPS + 2 + both[:, None]) * CHANNELS + c[None, :], ok[None, :], 0.0)
+    d_mixed = tl.zeros((LANES, 2 * STATES), tl.float32)
+    d_to_rate = tl.zeros((LANES,), tl.float32)
+    d_filters = tl.zeros((LANES, EDGE), tl.float32)
+    d_rest = tl.zeros((BLOCK,), tl.float32)
+    work = program
+    while work < number * parts:
+        tile = work // parts
+        skip = work % parts * BLOCK
+        layer, _begin, count, end = read_tile(tiles, layers, tile, row)
+        if (end > tl.load(earliest + layer)) & (skip < count):
+            t = skip + tl.arange(0, BLOCK)
+            live = t < count
+            at = tile * T + t
+            position = end - count + t
+            d_both = tl.zeros((BLOCK, 2 * STATES), tl.float32)
+            d_rate = tl.zeros((BLOCK,), tl.float32)
+            d_u = tl.zeros((BLOCK,), tl.float32)
+            for g in tl.static_range(GROUPS):
+                if end > tl.load(starts + layer * GROUPS + g):
+                    part = dtokens + (g * places.to(tl.int64) + at) * D_TOKEN
+                    d_both += tl.load(part[:, None] + both[None, :], live[:, None], 0.0)
                     for split in tl.static_range(SPLITS):
-                        d += tl.load(dx + (split * channels + c) * places + at)
-                own = tl.where(field == TAPS + 1, tl.sum(x * d_rate, 0), own)
-                for s in range(STATES):
-                    dB = tl.load(dtokens + s * places + at)
-                    dC = tl.load(dtokens + (STATES + s) * places + at)
-                    d += dB * tl.load(records + (TAPS + 2 + s) * channels + c)
-                    d += dC * tl.load(records + (TAPS + 2 + STATES + s) * channels + c)
-                    own = tl.where(field == TAPS + 2 + s, tl.sum(x * dB, 0), own)
-                    own = tl.where(field == TAPS + 2 + STATES + s, tl.sum(x * dC, 0), own)
-                d = tl.where(live, d * (bend + x * (1.0 - bend)), 0.0)
-                own = tl.where(field == TAPS, tl.sum(d, 0), own)
-                new_throughs = ()
-                for k in tl.static_range(TAPS):
-                    own = tl.where(field == TAPS - 1 - k, tl.sum(d * taps[k], 0), own)
-                    new_throughs = new_throughs + (throughs[k] + d * tl.load(records + (TAPS - 1 - k) * channels + c),)
-                throughs = new_throughs
-                add_to(partial + (tl.program_id(0) * channels + c) * MIXED + field, own)
-        raw, _u = seen(history, layers, lre, unit, token_weight, layer, begin + t, live, weights)
-        to_token_weight = tl.where(tl.program_id(1) == 0, d_u * raw, 0.0)  # once
-        to_lre = tl.zeros((T,), tl.float32)
-        for k in tl.static_range(TAPS):
-            raw, _u = seen(history, layers, lre, unit, token_weight, layer, begin + t - k, live, weights)
-            to_token_weight += throughs[k] * raw
-            to_lre += tl.where(begin + t == k, throughs[k], 0.0)
-        to = rest + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2
-        add_to(to, tl.sum(to_token_weight, 0))
-        add_to(to + 1, tl.sum(to_lre, 0))
+                        d_rate += tl.load(part + 2 * STATES + split, live, 0.0)
+                        d_u += tl.load(part + 2 * STATES + SPLITS + split, live, 0.0)
+            inside = live[:, None] & ok[None, :]
+            x = tl.load(xs + at[:, None] * CHANNELS + c[None, :], inside, 0.0)
+            d = tl.zeros((BLOCK, LANES), tl.float32)
+            for split in tl.static_range(SPLITS):
+                part = dx + (split * places.to(tl.int64) + at)[:, None] * CHANNELS + c[None, :]
+                d += tl.load(part, inside, 0.0)
+            # Nothing was written for a group that was left alone.
+            alive = end > tl.load(starts + layer * GROUPS + c // PER, ok, 0)
+            d = tl.where(alive[None, :], d, 0.0) + d_rate[:, None] * to_rate[None, :]
+            d = tl.dot(d_both, to_both, d, input_precision="tf32x3")
+            d_mixed = tl.dot(tl.trans(x), d_both, d_mixed, input_precision="tf32x3")
+            d_to_rate += tl.sum(x * d_rate[:, None], 0)
+            embedding = tl.load(lre + layer)
+            pre, _u = convolved(records, taps, at, position, embedding, token_weight, c, ok, CHANNELS, TAPS)
+            bend = logistic(pre)
+            d = tl.where(inside, d * (bend + x * (1.0 - bend)), 0.0)
+            raw = tl.load(taps + at[:, None] * TAPS + tap[None, :], live[:, None] & (tap < TAPS)[None, :], 0.0)
+            with_one = tl.where((tap == TAPS)[None, :] & live[:, None], 1.0, raw)
+            d_filters = tl.dot(tl.trans(d), with_one, d_filters, input_precision="tf32x3")
+            d_rest += d_u * tl.load(taps + at * TAPS, live, 0.0)
+            if end - count + skip < TAPS:
+                edge = edges + (layer * TAPS + position)[:, None] * CHANNELS + c[None, :]
+                tl.store(edge, d, inside & (position < TAPS)[:, None])
+        work += tl.num_programs(0)
+    mixed += program * (2 * STATES + 1) * CHANNELS
+    filters += program * EDGE * CHANNELS
+    add_to(mixed + both[None, :] * CHANNELS + c[:, None], d_mixed, ok[:, None])
+    add_to(mixed + 2 * STATES * CHANNELS + c, d_to_rate, ok)
+    add_to(filters + tap[None, :] * CHANNELS + c[:, None], d_filters, ok[:, None])
+    if tl.program_id(1) == 0:  # once
+        tl.store(rest + program, tl.load(rest + program) + tl.sum(d_rest, 0))

@@ -19,13 +19,19 @@ from fastslow.hypernets.segments import constant, repeated, segment_max
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
 
-TILE = 128  # tokens: four a lane, which makes the scan within a tile cheap
+TILE = 128  # tokens: more make the walk through a tile longer, fewer leave more for the carry
 _GROUP = 280_000  # tokens in a row of a group of layers: it bounds the memory
-_PARTS = 4  # programs that share the channels of a tile
-_SOME = 4  # states of a program of the backward kernel
+_LANES = 32
+_BLOCK = 16  # tokens that the matrix products take at once
+_UNROLLED = 8  # tokens of the walk
+_UNROLLED_BACK = 4  # of the walk back, whose states are all in registers
+_SOME = 8  # states of a program of the backward kernel
+_WALKERS = 198  # programs of it for each group of channels and part of the states: as many as run at once
+_WALKERS_BEFORE = 528  # in rows of which only the slowest channels need much
 _REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
-_REGISTERS_UNPROJECT = 128
-_CARRY = 32  # tiles that a carry takes at once
+_PRODUCTS = 528  # programs of `unproject` for each group of channels
+_PROJECT: dict[str, int] = {"num_warps": 4}
+_UNPROJECT: dict[str, int] = {"num_warps": 4}
 _STATES = 16
 _NEVER = 1 << 30  # a start that no tile reaches
 
@@ -95,6 +101,9 @@ def concat(
     if net.horizon_tol > 0 and len(history) > 1:
         starts, guess = horizon(net, history, sizes, layers, scales, net.horizon_tol)
         starts = starts.amin(2)
+        # Channels that forget slowly side by side: a group of them reaches back as far as its farthest.
+        order = records[:, taps + 3 + 2 * _STATES].detach().argsort()
+        records, starts = records.index_select(0, order), starts.index_select(1, order)
     else:
         starts = torch.zeros(len(sizes), channels, dtype=torch.int32, device=history.device)
     token_weight = history.new_ones(1, 1) if net.W_a is None else net.W_a.weight
@@ -116,6 +125,12 @@ class _Call(NamedTuple):
     taps: int
     zoh: bool
     tile: int
+
+    @property
+    def split(self) -> dict[str, int]:
+        """The channels, in groups of at most a warp's lanes."""
+        groups = -(-self.channels // _LANES)
+        return {"CHANNELS": self.channels, "PER": -(-self.channels // groups), "GROUPS": groups}
 
     @property
     def groups(self) -> list[Group]:
@@ -141,7 +156,7 @@ class _Concat(torch.autograd.Function):
         if known is not None:
             ctx.starts = call.checked(known)[0]
             return known.clone()
-        partial = call.history.new_empty(_PARTS, call.history.shape[1])
+        partial = call.history.new_empty(call.split["GROUPS"], call.history.shape[1])
         _outputs(records, token_weight, lre, call, call.starts, partial)
         out = partial.sum(0) * _spread(call)
         ctx.starts, again = call.checked(out)
@@ -193,47 +208,62 @@ class _Sweep:
     ) -> None:
         self.records, self.token_weight, self.call, self.group = records, token_weight, call, group
         self.lre, self.unit = lre[group.span].contiguous(), call.unit[group.span].contiguous()
-        self.starts = starts[group.span].contiguous()
-        self.earliest = self.starts.amin(1)
         self.rows, self.weights = call.history.shape
-        self.channels = call.channels
-        self.part = {"PER_PART": -(-self.channels // _PARTS)}
-        self.scan = {"TAPS": call.taps, "T": call.tile, "ZOH": call.zoh, "num_warps": 1}
+        self.channels, self.split = call.channels, call.split
+        self.starts = starts[group.span].contiguous()
+        missing = self.split["PER"] * self.split["GROUPS"] - self.channels
+        padded = torch.cat([self.starts, self.starts[:, -1:].expand(-1, missing)], 1)
+        self.group_starts = padded.view(len(padded), self.split["GROUPS"], -1).amin(2)
+        self.earliest = self.starts.amin(1)
+        self.block = min(_BLOCK, call.tile)
+        self.shape = {**self.split, "TAPS": call.taps, "T": call.tile}
+        self.unrolled = min(_UNROLLED_BACK, call.tile)
+        self.walk = {**self.shape, "Q": min(_UNROLLED, call.tile), "num_warps": 1}
         places = max(group.first.places, group.later.places)
-        self.tokens = records.new_empty(int(forward_kernels.ROWS), places)
-        self.xs = records.new_empty(self.channels, places)
-        self.dts = records.new_empty(self.channels, places)
+        self.tokens = records.new_empty(places, int(forward_kernels.TOKEN))
+        self.taps = records.new_empty(places, call.taps)
+        self.xs = records.new_empty(places, self.channels)
+        self.dts = records.new_empty(places, self.channels)
 
     def _kept(self) -> Tensor:
-        return self.records.new_zeros(len(self.starts), self.channels, _STATES)
+        return self.records.new_zeros(len(self.starts), _STATES, self.channels)
 
     def _per_tile(self, table: Table) -> Tensor:
-        return self.records.new_empty(len(table.tiles), self.channels, _STATES)
+        return self.records.new_empty(len(table.tiles), _STATES, self.channels)
 
     def _project(self, row: int) -> Table:
-        table = self.group.row(row)
+        table, call = self.group.row(row), self.call
+        sizes = {"TAPS": call.taps, "T": call.tile}
         _launch(
-            forward_kernels.project, (len(table.tiles), 2), self.records, self.token_weight, self.call.history,
-            self.lre, self.unit, table.tiles, table.layers, self.earliest, self.tokens, self.xs, self.dts, row,
-            self.weights, table.places, self.channels, TAPS=self.call.taps, T=self.call.tile, num_warps=1,
+            forward_kernels.window, (len(table.tiles),), call.history, self.unit, table.tiles, table.layers,
+            self.earliest, self.taps, row, self.weights, num_warps=1, **sizes,
+        )  # fmt: skip
+        _launch(
+            forward_kernels.project, (len(table.tiles), call.tile // self.block), self.records, self.token_weight,
+            self.lre, table.tiles, table.layers, self.earliest, self.taps, self.tokens, self.xs, self.dts, row,
+            CHANNELS=self.channels, BLOCK=self.block, num_stages=1, **_PROJECT, **sizes,
         )  # fmt: skip
         return table
 
     def _enter(self, row: int, table: Table, kept: Tensor) -> tuple[Tensor, Tensor]:
         """The state that comes into each tile of a projected row, and the sum of the tile's steps."""
         added = self._per_tile(table)
-        totals = self.records.new_empty(added.shape[:2])
+        totals = self.records.new_empty(len(added), self.channels)
         _launch(
-            forward_kernels.summarise, (len(table.tiles), _PARTS), self.records, table.tiles, table.layers, self.starts,
-            self.tokens, self.xs, self.dts, added, totals, row, table.places, self.channels, **self.part, **self.scan,
+            forward_kernels.summarise, (len(table.tiles), self.split["GROUPS"]), self.records, table.tiles,
+            table.layers, self.group_starts, self.tokens, self.xs, self.dts, added, totals, row, ZOH=self.call.zoh,
+            **self.walk,
         )  # fmt: skip
         return self._carry(row, table, added, totals, kept, back=False), totals
 
-    def _carry(self, row: int, table: Table, added: Tensor, totals: Tensor, kept: Tensor, *, back: bool) -> Tensor:
-        coming_in = torch.empty_like(added)
+    def _carry(
+        self, row: int, table: Table, added: Tensor | None, totals: Tensor, kept: Tensor, *, back: bool
+    ) -> Tensor:
+        coming_in = self._per_tile(table)
         _launch(
-            forward_kernels.carry, tuple(kept.shape[:2]), self.records, table.tiles, table.layers, self.starts, added,
-            totals, coming_in, kept, row, self.channels, TAPS=self.call.taps, BACK=back, N=_CARRY, num_warps=1,
+            forward_kernels.carry, (len(kept), _STATES, self.split["GROUPS"]), self.records, table.tiles, table.layers,
+            self.starts, totals if added is None else added, totals, coming_in, kept, row, CHANNELS=self.channels,
+            PER=self.split["PER"], TAPS=self.call.taps, Q=_UNROLLED, BACK=back, ADDS=added is not None, num_warps=1,
         )  # fmt: skip
         return coming_in
 
@@ -245,60 +275,80 @@ class _Sweep:
         states, _ = self._enter(last, table, kept)
         _launch(
             forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
-            self.starts, self.earliest, self.tokens, self.xs, self.dts, states, partial, last, self.weights,
-            table.places, self.channels, **self.part, **self.scan,
+            self.group_starts, self.tokens, self.xs, self.dts, states, partial, last, self.weights, ZOH=self.call.zoh,
+            **self.walk,
         )  # fmt: skip
 
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
-        call, kept = self.call, self._kept()
-        entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
         kept = self._kept()
-        splits, places = _STATES // _SOME, self.xs.shape[1]
-        slots = max(len(group.tiles) for group in (self.group.first, self.group.later))
-        dx = self.xs.new_empty(splits, call.channels, places)
-        dtokens = self.tokens.new_empty(2 * (splits + _STATES), places)
-        # Tiles that can't change anything are left alone, so what they would write has to be zero.
-        own = self.records.new_zeros(splits, slots, call.channels, int(backward_kernels.OWN))
-        mixed = self.records.new_zeros(slots, call.channels, int(backward_kernels.MIXED))
-        rests = {id(table): self.records.new_zeros(len(table.tiles), _PARTS, 2) for table in self.group[:2]}
+        entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
+        sums = _Sums(self)
+        kept = self._kept()
         for row in reversed(range(self.rows)):
             last = row == self.rows - 1
             table = self.group.row(row) if last else self._project(row)
             states, totals = entered.pop()
-            added = torch.empty_like(states)
-            tables = (self.records, table.tiles, table.layers, self.starts, self.tokens)
-            _launch(
-                backward_kernels.back_summarise, (len(table.tiles), _PARTS), *tables, self.dts, cotangent, added, row,
-                table.places, call.channels, WANTED=last, **self.part, **self.scan,
-            )  # fmt: skip
+            tables = (self.records, table.tiles, table.layers, self.group_starts)
+            added = None
+            if last:
+                added = torch.empty_like(states)
+                _launch(
+                    backward_kernels.back_summarise, (len(table.tiles), self.split["GROUPS"]), *tables, self.tokens,
+                    self.dts, cotangent, added, row, **self.walk,
+                )  # fmt: skip
             flows = self._carry(row, table, added, totals, kept, back=True)
+            walkers = sums.walkers if last else sums.walkers_before
             _launch(
-                backward_kernels.gradients, (len(table.tiles), splits), *tables, self.xs, self.dts, states,
-                flows, cotangent, dx, dtokens, own, slots, row, table.places, call.channels, WANTED=last, SOME=_SOME,
-                maxnreg=_REGISTERS, **self.scan,
+                backward_kernels.gradients, (walkers, sums.splits, self.split["GROUPS"]), *tables, self.starts,
+                self.tokens, self.xs, self.dts, states, flows, cotangent, sums.dx, sums.dtokens, sums.own, sums.noted,
+                len(table.tiles), row, len(self.xs), ZOH=self.call.zoh, WANTED=last, SOME=_SOME, maxnreg=_REGISTERS,
+                **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
             _launch(
-                backward_kernels.unproject, (len(table.tiles), _PARTS), self.records, self.token_weight, call.history,
-                self.lre, self.unit, table.tiles, table.layers, self.starts, self.earliest, self.xs, dx, dtokens, mixed,
-                rests[id(table)], row, self.weights, table.places, call.channels, SPLITS=splits, TAPS=call.taps,
-                T=call.tile, num_warps=1, maxnreg=_REGISTERS_UNPROJECT, **self.part,
+                backward_kernels.unproject, (len(sums.rest), -(-self.channels // _LANES)), self.records,
+                self.token_weight, self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens,
+                sums.mixed, sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs),
+                SPLITS=sums.splits, BLOCK=self.block, num_stages=1, **_UNPROJECT, **self.shape,
             )  # fmt: skip
-        A, steps, ends = own.sum(1, dtype=torch.float64)[..., : _SOME + 5].split([_SOME, 2, 3], 2)
-        first = mixed.sum(0, dtype=torch.float64)[:, : call.taps + 2 + 2 * _STATES]
-        fields = [first, steps.sum(0), *A.unbind(0), ends.sum(0)]
-        rest = sum(part[..., 0].sum(dtype=torch.float64) for part in rests.values())
-        d_lre = sum(_sum_by_layer(rests[id(table)][..., 1], table) for table in self.group[:2])
-        return torch.cat(fields, 1), cast(Tensor, rest), cast(Tensor, d_lre)
+        return sums.result()
 
 
-def _sum_by_layer(values: Tensor, table: Table) -> Tensor:
-    """Values of each tile, in parts -> their sums, one a layer."""
-    values = values.sum(1)
-    ends = torch.cat([table.layers[:, 2], table.layers[-1:, 3]]).to(torch.int64)
-    if values.device.type == "cuda":
-        return torch.segment_reduce(values, "sum", offsets=ends, unsafe=True)
-    return torch.stack([part.sum() for part in values.split(ends.diff().tolist())])
+class _Sums:
+    """What the backward kernels write: parts of sums, one for each program, and what they hand to each other."""
+
+    splits = _STATES // _SOME
+
+    def __init__(self, sweep: _Sweep) -> None:
+        self.sweep = sweep
+        channels, groups, taps = sweep.channels, sweep.split["GROUPS"], sweep.call.taps
+        tiles = max(len(table.tiles) for table in sweep.group[:2])
+        self.walkers, self.walkers_before = min(_WALKERS, tiles), min(_WALKERS_BEFORE, tiles)
+        most = max(self.walkers, self.walkers_before)
+        programs = min(_PRODUCTS, tiles * (sweep.call.tile // sweep.block))
+        new, zeros = sweep.records.new_empty, sweep.records.new_zeros
+        self.dx = new(self.splits, *sweep.xs.shape)
+        self.dtokens = new(groups, len(sweep.xs), int(backward_kernels.D_TOKEN))
+        self.noted = new(most, self.splits, groups, sweep.call.tile // sweep.unrolled, _SOME, _LANES)
+        self.own = zeros(most, _SOME + int(backward_kernels.ENDS), self.splits, channels)
+        self.mixed = zeros(programs, 2 * _STATES + 1, channels)
+        self.filters = zeros(programs, int(backward_kernels.EDGE), channels)
+        self.rest = zeros(programs)
+        self.edges = zeros(len(sweep.starts), taps, channels)
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        sweep, taps = self.sweep, self.sweep.call.taps
+        own, mixed, filters = (part.sum(0, dtype=torch.float64) for part in (self.own, self.mixed, self.filters))
+        A, ends = own[:_SOME].transpose(0, 1).flatten(0, 1), own[_SOME:].sum(1)
+        # Taps are counted back in time, filters from the oldest on. What a tap saw is W_a times the raw token, or LRE.
+        weights = sweep.records[:taps].flip(0).double()
+        seen = filters[:taps] * sweep.token_weight.double().view(()) + torch.einsum(
+            "l,lkc->kc", sweep.lre.double(), self.edges.double()
+        )
+        fields = [seen.flip(0), filters[taps : taps + 1], mixed[2 * _STATES :], mixed[: 2 * _STATES]]
+        records = torch.cat([*fields, ends[:2], A, ends[2:]]).T
+        d_token = (weights * filters[:taps]).sum() + self.rest.sum(dtype=torch.float64)
+        return records, d_token, torch.einsum("kc,lkc->l", weights, self.edges.double())
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
