@@ -37,6 +37,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "fsg-code": ("fsg-code", {}),
     "fsg-weight": ("fsg-weight", {}),
     "fsg-lstm": ("fsg-lstm", {}),
+    "fsg-plus": ("fsg-plus", {}),
 }
 WARM_UP = 10  # steps: until histories are full, lazy states exist and a graph is captured
 

@@ -94,6 +94,9 @@ class GraphedSteps:
         trainer = self.trainer
         trainer.optimizer.zero_grad()  # gradients made inside the graph live in its memory
         before = copy.deepcopy(trainer.state_dict())
+        # A capture that fails leaves the generator of random numbers inside of it.
+        random = torch.cuda.default_generators[self.loss.get_device()]
+        random_before = random.clone_state()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(trainer.device)
         try:
@@ -103,6 +106,7 @@ class GraphedSteps:
             # Nothing was computed, but Python has seen a step: everything goes back to where it was.
             del graph
             torch.cuda.synchronize(trainer.device)
+            random.graphsafe_set_state(random_before)
             trainer.optimizer.zero_grad()
             trainer.load_state_dict(before)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -291,34 +291,36 @@ def carry(
     s = tl.program_id(1)
     c, ok = channels_of(tl.program_id(2), PER, CHANNELS)
     A = tl.load(records + (field_A(TAPS) + s) * CHANNELS + c, ok, -1.0) * LOG2_E
-    start = tl.load(starts + layer * CHANNELS + c, ok, 0)
+    start = tl.load(starts + layer * CHANNELS + c, ok, 1 << 30)
     first = tl.load(layers + layer * LAYER_FIELDS + 2)
     number = tl.load(layers + layer * LAYER_FIELDS + 3) - first
-    step = 1
-    if BACK:
-        first = first + number - 1
-        step = -1
-    state = tl.load(kept + (layer * STATES + s) * CHANNELS + c, ok, 0.0)
-    done = 0
-    while done < number:
-        decays = ()
-        own = ()
-        for j in tl.static_range(Q):  # all are loaded before anything is stored, which would hold them up
-            index = first + step * (done + j)
-            inside = done + j < number
-            begin = first_position(layers, layer, tl.load(tiles + index * TILE_FIELDS + 1, inside, 0), row)
-            alive = ok & inside & (begin + tl.load(tiles + index * TILE_FIELDS + 2, inside, 0) > start)
-            decays = decays + (tl.exp2(A * tl.load(totals + index * CHANNELS + c, alive, 0.0)),)
-            if ADDS:
-                own = own + (tl.load(added_by + (index * STATES + s) * CHANNELS + c, alive, 0.0),)
-            else:
-                own = own + (0.0,)
-        for j in tl.static_range(Q):
-            index = first + step * (done + j)
-            tl.store(coming_in + (index * STATES + s) * CHANNELS + c, state, ok & (done + j < number))
-            state = decays[j] * state + own[j]
-        done += Q
-    tl.store(kept + (layer * STATES + s) * CHANNELS + c, state, ok)
+    row_end = first_position(layers, layer, tl.load(layers + layer * LAYER_FIELDS + 1), row)
+    if tl.min(start, 0) < row_end:  # else none of the row's tiles is read
+        step = 1
+        if BACK:
+            first = first + number - 1
+            step = -1
+        state = tl.load(kept + (layer * STATES + s) * CHANNELS + c, ok, 0.0)
+        done = 0
+        while done < number:
+            decays = ()
+            own = ()
+            for j in tl.static_range(Q):  # all are loaded before anything is stored, which would hold them up
+                index = first + step * (done + j)
+                inside = done + j < number
+                begin = first_position(layers, layer, tl.load(tiles + index * TILE_FIELDS + 1, inside, 0), row)
+                alive = ok & inside & (begin + tl.load(tiles + index * TILE_FIELDS + 2, inside, 0) > start)
+                decays = decays + (tl.exp2(A * tl.load(totals + index * CHANNELS + c, alive, 0.0)),)
+                if ADDS:
+                    own = own + (tl.load(added_by + (index * STATES + s) * CHANNELS + c, alive, 0.0),)
+                else:
+                    own = own + (0.0,)
+            for j in tl.static_range(Q):
+                index = first + step * (done + j)
+                tl.store(coming_in + (index * STATES + s) * CHANNELS + c, state, ok & (done + j < number))
+                state = decays[j] * state + own[j]
+            done += Q
+        tl.store(kept + (layer * STATES + s) * CHANNELS + c, state, ok)
 
 
 @triton.jit(do_not_specialize=["row", "weights"])

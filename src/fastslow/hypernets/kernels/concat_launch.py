@@ -30,8 +30,8 @@ _WALKERS = 198  # programs of it for each group of channels and part of the stat
 _WALKERS_BEFORE = 528  # in rows of which only the slowest channels need much
 _REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
 _PRODUCTS = 528  # programs of `unproject` for each group of channels
-_PROJECT: dict[str, int] = {"num_warps": 4}
-_UNPROJECT: dict[str, int] = {"num_warps": 4}
+_PROJECT = {"num_warps": 2, "maxnreg": 168}
+_UNPROJECT = {"num_warps": 2, "maxnreg": 168}
 _STATES = 16
 _NEVER = 1 << 30  # a start that no tile reaches
 
