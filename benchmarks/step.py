@@ -21,6 +21,7 @@ import torch
 from floor import ceilings, counts, floor_ms
 
 from fastslow import data
+from fastslow.methods.lookahead import LookaheadDriver
 from fastslow.training.conditions import conditions
 from fastslow.training.config import RunConfig
 from fastslow.training.loop import Trainer
@@ -50,7 +51,8 @@ def steps(trainer: Trainer) -> Iterator[Any]:
 def least(trainer: Trainer, name: str, batch: int) -> dict[str, float]:
     """What the step of a trainer must at least compute and move."""
     drivers = getattr(trainer.optimizer, "drivers", [])
-    slow = next((d.nets["slow"] for d in drivers if hasattr(d, "nets") and "slow" in d.nets), None)
+    nets = [driver.nets for driver in drivers if isinstance(driver, LookaheadDriver)]
+    slow = next((each["slow"] for each in nets if "slow" in each), None)
     whole = slow is not None and (trainer.optimizer.drivers[0].method.layout == "per_weight" or "whole" in name)
     images = next(trainer.train_batches.epoch(0))[0][:batch]
     return counts(trainer.model, images, slow, trainer.optimizer.drivers[0].method.length if whole else 1)

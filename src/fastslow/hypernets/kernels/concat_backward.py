@@ -26,7 +26,6 @@ from fastslow.hypernets.kernels.concat import (
     U,
     advance,
     channels_of,
-    convolved,
     decay_rates,
     field_dt,
     field_ends,
@@ -41,7 +40,6 @@ from fastslow.hypernets.kernels.maths import grown_by, logistic
 
 D_TOKEN = tl.constexpr(36)  # columns of `dtokens`: of B, C, then rate and u, one for each half of the states
 ENDS = tl.constexpr(5)  # dt_weight, dt_bias, D, out, gate: what `gradients` sums besides A
-EDGE = tl.constexpr(16)  # columns of what `unproject` sums over tokens: the filter's, and the bias at TAPS
 
 
 @triton.jit
@@ -315,81 +313,127 @@ def add_to(place, values, mask):
     tl.store(place, tl.load(place, mask, 0.0) + values, mask)
 
 
+@triton.jit
+def of_all_groups(dtokens, place, places, alive, lane, GROUPS: tl.constexpr):
+    """What all groups of channels found for a token: a row of B and C, and one of rate and u, each in parts."""
+    both = tl.zeros((LANES,), tl.float32)
+    rest = tl.zeros((LANES,), tl.float32)
+    for g in tl.static_range(GROUPS):
+        at = dtokens + (g * places.to(tl.int64) + place) * D_TOKEN + lane
+        both += tl.load(at, alive[g], 0.0)
+        rest += tl.load(at + 2 * STATES, alive[g] & (lane < D_TOKEN - 2 * STATES), 0.0)
+    return both, rest
+
+
 @triton.jit(do_not_specialize=["number", "row", "places"])
 def unproject(
     records, token_weight_at, lre, tiles, layers, starts, earliest, taps, xs, dx, dtokens, mixed, filters, rest, edges,
     number, row, places,
     CHANNELS: tl.constexpr, PER: tl.constexpr, GROUPS: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr,
-    T: tl.constexpr, BLOCK: tl.constexpr,
+    T: tl.constexpr, Q: tl.constexpr,
 ):  # fmt: skip
     """From there through projections and convolution, and the sums over tokens that are the gradients there.
 
-    mixed (programs, 2 STATES + 1, channels): of x with the gradients of B, C and rate. filters (programs, EDGE,
+    mixed (programs, 2 STATES + 1, channels): of x with the gradients of B, C and rate. filters (programs, TAPS + 1,
     channels): of the convolution's gradient with the raw tokens that each tap saw, and by itself. rest (programs,): of
     the gradient of u at the gate with the raw token. edges (layers, TAPS, channels): the convolution's gradient where
-    its taps saw the embedding. A program takes LANES channels (axis 1), whatever their groups.
+    its taps saw the embedding. A program takes one group of channels (axis 1).
     """
     program = tl.program_id(0)
-    parts: tl.constexpr = T // BLOCK
-    both = tl.arange(0, 2 * STATES)
-    tap = tl.arange(0, EDGE)
-    c = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    ok = c < CHANNELS
+    group = tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    c, ok = channels_of(group, PER, CHANNELS)
     token_weight = tl.load(token_weight_at)
+    bias = tl.load(records + TAPS * CHANNELS + c, ok, 0.0)
     to_rate = tl.load(records + (TAPS + 1) * CHANNELS + c, ok, 0.0)
-    to_both = tl.load(records + (TAPS + 2 + both[:, None]) * CHANNELS + c[None, :], ok[None, :], 0.0)
-    d_mixed = tl.zeros((LANES, 2 * STATES), tl.float32)
+    weights = ()
+    to_both = ()
+    d_weights = no_states(TAPS)
+    d_both = no_states(2 * STATES)
+    for k in tl.static_range(TAPS):
+        weights = weights + (tl.load(records + (TAPS - 1 - k) * CHANNELS + c, ok, 0.0),)
+    for i in tl.static_range(2 * STATES):
+        to_both = to_both + (tl.load(records + (TAPS + 2 + i) * CHANNELS + c, ok, 0.0),)
+    d_bias = tl.zeros((LANES,), tl.float32)
     d_to_rate = tl.zeros((LANES,), tl.float32)
-    d_filters = tl.zeros((LANES, EDGE), tl.float32)
-    d_rest = tl.zeros((BLOCK,), tl.float32)
-    work = program
-    while work < number * parts:
-        tile = work // parts
-        skip = work % parts * BLOCK
+    d_rest = tl.zeros((LANES,), tl.float32)
+    tile = program
+    while tile < number:
         layer, _begin, count, end = read_tile(tiles, layers, tile, row)
-        if (end > tl.load(earliest + layer)) & (skip < count):
-            t = skip + tl.arange(0, BLOCK)
-            live = t < count
-            at = tile * T + t
-            position = end - count + t
-            d_both = tl.zeros((BLOCK, 2 * STATES), tl.float32)
-            d_rate = tl.zeros((BLOCK,), tl.float32)
-            d_u = tl.zeros((BLOCK,), tl.float32)
-            for g in tl.static_range(GROUPS):
-                if end > tl.load(starts + layer * GROUPS + g):
-                    part = dtokens + (g * places.to(tl.int64) + at) * D_TOKEN
-                    d_both += tl.load(part[:, None] + both[None, :], live[:, None], 0.0)
-                    for split in tl.static_range(SPLITS):
-                        d_rate += tl.load(part + 2 * STATES + split, live, 0.0)
-                        d_u += tl.load(part + 2 * STATES + SPLITS + split, live, 0.0)
-            inside = live[:, None] & ok[None, :]
-            x = tl.load(xs + at[:, None] * CHANNELS + c[None, :], inside, 0.0)
-            d = tl.zeros((BLOCK, LANES), tl.float32)
-            for split in tl.static_range(SPLITS):
-                part = dx + (split * places.to(tl.int64) + at)[:, None] * CHANNELS + c[None, :]
-                d += tl.load(part, inside, 0.0)
-            # Nothing was written for a group that was left alone.
-            alive = end > tl.load(starts + layer * GROUPS + c // PER, ok, 0)
-            d = tl.where(alive[None, :], d, 0.0) + d_rate[:, None] * to_rate[None, :]
-            d = tl.dot(d_both, to_both, d, input_precision="tf32x3")
-            d_mixed = tl.dot(tl.trans(x), d_both, d_mixed, input_precision="tf32x3")
-            d_to_rate += tl.sum(x * d_rate[:, None], 0)
+        if end > tl.load(earliest + layer):
             embedding = tl.load(lre + layer)
-            pre, _u = convolved(records, taps, at, position, embedding, token_weight, c, ok, CHANNELS, TAPS)
-            bend = logistic(pre)
-            d = tl.where(inside, d * (bend + x * (1.0 - bend)), 0.0)
-            raw = tl.load(taps + at[:, None] * TAPS + tap[None, :], live[:, None] & (tap < TAPS)[None, :], 0.0)
-            with_one = tl.where((tap == TAPS)[None, :] & live[:, None], 1.0, raw)
-            d_filters = tl.dot(tl.trans(d), with_one, d_filters, input_precision="tf32x3")
-            d_rest += d_u * tl.load(taps + at * TAPS, live, 0.0)
-            if end - count + skip < TAPS:
-                edge = edges + (layer * TAPS + position)[:, None] * CHANNELS + c[None, :]
-                tl.store(edge, d, inside & (position < TAPS)[:, None])
-        work += tl.num_programs(0)
-    mixed += program * (2 * STATES + 1) * CHANNELS
-    filters += program * EDGE * CHANNELS
-    add_to(mixed + both[None, :] * CHANNELS + c[:, None], d_mixed, ok[:, None])
-    add_to(mixed + 2 * STATES * CHANNELS + c, d_to_rate, ok)
-    add_to(filters + tap[None, :] * CHANNELS + c[:, None], d_filters, ok[:, None])
-    if tl.program_id(1) == 0:  # once
-        tl.store(rest + program, tl.load(rest + program) + tl.sum(d_rest, 0))
+            alive = ()
+            for g in tl.static_range(GROUPS):
+                alive = alive + (end > tl.load(starts + layer * GROUPS + g),)
+            own_alive = end > tl.load(starts + layer * GROUPS + group)
+            done = 0
+            while done < count:
+                # All of Q tokens is loaded before any of it is used.
+                xs_now = ()
+                dx_now = ()
+                both_now = ()
+                rest_now = ()
+                taps_now = ()
+                for j in tl.static_range(Q):
+                    place = tile * T + done + j
+                    inside = done + j < count
+                    xs_now = xs_now + (tl.load(xs + place * CHANNELS + c, ok & inside, 0.0),)
+                    d = tl.zeros((LANES,), tl.float32)
+                    for split in tl.static_range(SPLITS):
+                        at = dx + (split * places.to(tl.int64) + place) * CHANNELS + c
+                        d += tl.load(at, ok & inside & own_alive, 0.0)
+                    dx_now = dx_now + (d,)
+                    both, others = of_all_groups(dtokens, place, places, alive, lane, GROUPS)
+                    both_now = both_now + (tl.where(inside, both, 0.0),)
+                    rest_now = rest_now + (tl.where(inside, others, 0.0),)
+                    seen = ()
+                    for k in tl.static_range(TAPS):
+                        seen = seen + (tl.load(taps + place * TAPS + k, inside, 0.0),)
+                    taps_now = taps_now + (seen,)
+                ds = ()
+                for j in tl.static_range(Q):
+                    x = xs_now[j]
+                    d = dx_now[j]
+                    position = end - count + done + j
+                    d_rate = tl.zeros((LANES,), tl.float32)
+                    d_u = tl.zeros((LANES,), tl.float32)
+                    for split in tl.static_range(SPLITS):
+                        d_rate += spread(rest_now[j], split)
+                        d_u += spread(rest_now[j], SPLITS + split)
+                    d += d_rate * to_rate
+                    d_to_rate += d_rate * x
+                    d_rest += d_u * taps_now[j][0]
+                    new_d_both = ()
+                    for i in tl.static_range(2 * STATES):
+                        value = spread(both_now[j], i)
+                        d += value * to_both[i]
+                        new_d_both = new_d_both + (d_both[i] + value * x,)
+                    d_both = new_d_both
+                    pre = bias
+                    for k in tl.static_range(TAPS):
+                        u = taps_now[j][k] * token_weight + tl.where(position == k, embedding, 0.0)
+                        pre += u * weights[k]
+                    bend = logistic(pre)
+                    d = tl.where(done + j < count, d * (bend + x * (1.0 - bend)), 0.0)
+                    d_bias += d
+                    new_d_weights = ()
+                    for k in tl.static_range(TAPS):
+                        new_d_weights = new_d_weights + (d_weights[k] + d * taps_now[j][k],)
+                    d_weights = new_d_weights
+                    ds = ds + (d,)
+                first = end - count + done
+                if first < TAPS:
+                    for j in tl.static_range(Q):
+                        edge = edges + (layer * TAPS + first + j) * CHANNELS + c
+                        tl.store(edge, ds[j], ok & (first + j < TAPS) & (done + j < count))
+                done += Q
+        tile += tl.num_programs(0)
+    mixed += program * (2 * STATES + 1) * CHANNELS + c
+    for i in tl.static_range(2 * STATES):
+        add_to(mixed + i * CHANNELS, d_both[i], ok)
+    add_to(mixed + 2 * STATES * CHANNELS, d_to_rate, ok)
+    filters += program * (TAPS + 1) * CHANNELS + c
+    for k in tl.static_range(TAPS):
+        add_to(filters + k * CHANNELS, d_weights[k], ok)
+    add_to(filters + TAPS * CHANNELS, d_bias, ok)
+    add_to(rest + program + lane * 0, d_rest, (lane == 0) & (group == 0))  # all lanes and groups have the same

@@ -29,9 +29,8 @@ _SOME = 8  # states of a program of the backward kernel
 _WALKERS = 198  # programs of it for each group of channels and part of the states: as many as run at once
 _WALKERS_BEFORE = 528  # in rows of which only the slowest channels need much
 _REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
-_PRODUCTS = 528  # programs of `unproject` for each group of channels
+_RETURNERS = 396  # programs of `unproject` for each group of channels
 _PROJECT = {"num_warps": 2, "maxnreg": 168}
-_UNPROJECT = {"num_warps": 2, "maxnreg": 168}
 _STATES = 16
 _NEVER = 1 << 30  # a start that no tile reaches
 
@@ -102,7 +101,7 @@ def concat(
         starts, guess = horizon(net, history, sizes, layers, scales, net.horizon_tol)
         starts = starts.amin(2)
         # Channels that forget slowly side by side: a group of them reaches back as far as its farthest.
-        order = records[:, taps + 3 + 2 * _STATES].detach().argsort()
+        order = starts.mean(0, dtype=torch.float32).argsort(stable=True)
         records, starts = records.index_select(0, order), starts.index_select(1, order)
     else:
         starts = torch.zeros(len(sizes), channels, dtype=torch.int32, device=history.device)
@@ -306,10 +305,10 @@ class _Sweep:
                 **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
             _launch(
-                backward_kernels.unproject, (len(sums.rest), -(-self.channels // _LANES)), self.records,
-                self.token_weight, self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens,
-                sums.mixed, sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs),
-                SPLITS=sums.splits, BLOCK=self.block, num_stages=1, **_UNPROJECT, **self.shape,
+                backward_kernels.unproject, (len(sums.rest), self.split["GROUPS"]), self.records, self.token_weight,
+                self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens, sums.mixed,
+                sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs), SPLITS=sums.splits,
+                maxnreg=_REGISTERS, **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
         return sums.result()
 
@@ -325,14 +324,14 @@ class _Sums:
         tiles = max(len(table.tiles) for table in sweep.group[:2])
         self.walkers, self.walkers_before = min(_WALKERS, tiles), min(_WALKERS_BEFORE, tiles)
         most = max(self.walkers, self.walkers_before)
-        programs = min(_PRODUCTS, tiles * (sweep.call.tile // sweep.block))
+        programs = min(_RETURNERS, tiles)
         new, zeros = sweep.records.new_empty, sweep.records.new_zeros
         self.dx = new(self.splits, *sweep.xs.shape)
         self.dtokens = new(groups, len(sweep.xs), int(backward_kernels.D_TOKEN))
         self.noted = new(most, self.splits, groups, sweep.call.tile // sweep.unrolled, _SOME, _LANES)
         self.own = zeros(most, _SOME + int(backward_kernels.ENDS), self.splits, channels)
         self.mixed = zeros(programs, 2 * _STATES + 1, channels)
-        self.filters = zeros(programs, int(backward_kernels.EDGE), channels)
+        self.filters = zeros(programs, taps + 1, channels)
         self.rest = zeros(programs)
         self.edges = zeros(len(sweep.starts), taps, channels)
 
