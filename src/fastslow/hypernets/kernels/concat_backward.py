@@ -110,8 +110,7 @@ def sums_of(values, lane):
     In each round two tensors become one: half of the lanes keep the first and take what the other half has of it, the
     others the second. That is a third of the instructions of summing each by itself, for all lanes.
     """
-    far: tl.constexpr = LANES // 2
-    return _halved(values, lane, far)
+    return _halved(values, lane, LANES // 2)
 
 
 @triton.jit
