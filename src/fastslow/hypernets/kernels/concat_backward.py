@@ -123,11 +123,10 @@ def _halved(values, lane, far: tl.constexpr):
         return total
     else:
         low = lane & far == 0
-        half: tl.constexpr = len(values) // 2
         fewer = ()
-        for i in tl.static_range(half):
-            kept = tl.where(low, values[i], values[i + half])
-            given = tl.where(low, values[i + half], values[i])
+        for i in tl.static_range(len(values) // 2):
+            kept = tl.where(low, values[i], values[i + len(values) // 2])
+            given = tl.where(low, values[i + len(values) // 2], values[i])
             fewer = fewer + (kept + tl.gather(given, other, 0),)
         return _halved(fewer, lane, far // 2)
 
