@@ -85,6 +85,8 @@ class Twin:
             out = out + hidden @ self.p["slow.last"].T
         a, b = (torch.tanh(column).reshape(seen["u"].shape) for column in out.unbind(1))
         rho = self.f["rho"]
+        if self.f["keep_size"]:
+            a = a - a.mean()
         new = seen["u"] * (1 + rho * a) + rho * seen["s"] * b
         return new * rms(seen["u"]) / rms(new) if self.f["keep_size"] and seen["u"].any() else new
 

@@ -96,7 +96,7 @@ def test_research_never_sees_the_test_set_and_changes_one_thing() -> None:
     settings = settings_of("research")
     for name, config in settings.items():
         assert (config.holdout, config.weights) == (5000, "name:resnet20_cifar10_45k"), name
-        assert name.endswith(f"/{config.method}")
+        assert name.split("/")[-1].startswith(str(config.method))
     names = {idea.name for idea in research.IDEAS}
     assert all(idea.against is None or idea.against in names for idea in research.IDEAS)
     usual = settings["resnet20/adam-cosine/ste"]

@@ -10,7 +10,9 @@ weight decay included, and what is committed is, with ``s = sign(w_t)`` and RMS(
 ``a`` and ``b`` come, for each weight, from a fast-net that sees the current step and a slow-net that sees a streaming
 memory: averages of the gradient, their consistency, recent flips (:mod:`.plus_features`, :mod:`..hypernets.plus`). With
 ``keep_size`` the whole is scaled so that its RMS in each layer stays that of Delta: a direction is learned, not a
-learning rate. The networks' last layers start from zero, so that the first step is exactly that of ``ste``.
+learning rate. A part of ``tanh a`` that all weights of a layer share would then only let ``b`` weigh more than rho
+allows, so it is taken off. The networks' last layers start from zero, so that the first step is exactly that of
+``ste``.
 
 The loss depends on the networks' parameters theta only through the committed weights. After ``horizon`` steps K
 
@@ -202,7 +204,8 @@ class FSGPlusDriver(FlatDriver):
         out, passes = self.nets.forward(self.tensors["theta"], x)
         gates = torch.tanh(out)
         rho = self.method.rho
-        plain = torch.add(oriented, gates[1], alpha=rho).addcmul_(oriented, gates[0], value=rho)
+        gate = self._without_mean(gates[0]) if self.method.keep_size else gates[0]
+        plain = torch.add(oriented, gates[1], alpha=rho).addcmul_(oriented, gate, value=rho)
         if not self.method.keep_size:
             return Reworked(plain, plain, None, gates, passes)
         squares = segment_mean(torch.stack([oriented * oriented, plain * plain]), self.sizes)
@@ -226,10 +229,15 @@ class FSGPlusDriver(FlatDriver):
         if made.ratio is not None:  # through the scale: what lies along the update itself changes nothing
             cotangent = made.ratio * (cotangent - made.plain * repeated(along * inverse(square), self.sizes))
         cotangent = self.method.rho * cotangent
-        back = torch.stack([cotangent * kept["oriented"], cotangent])
+        to_gate = cotangent * kept["oriented"]
+        back = torch.stack([self._without_mean(to_gate) if self.method.keep_size else to_gate, cotangent])
         back = torch.ops.aten.tanh_backward(back, made.gates)
         found = self.nets.backward(kept["theta"], kept["features"], made.passes, back)
         self._adam.step(kept["theta"], found, kept["moments"], kept["updates"], due)
+
+    def _without_mean(self, x: Tensor) -> Tensor:
+        """Less its mean in each layer."""
+        return x - repeated(segment_mean(x, self.sizes), self.sizes)
 
     def _means(self, cotangent: Tensor, plain: Tensor) -> Tensor:
         """Of each layer: cotangent times reworked update, that update's square, cotangent times base update."""

@@ -21,8 +21,8 @@ START = f"{MODEL}_{DATA}_45k"  # the name of the float weights
 class Idea:
     """Something to try: what differs from the paper's protocol, why it may help, and which row it is compared with.
 
-    ``label`` names the recipe: rows with one label differ in the gradient alone. ``against`` is the ``name`` of
-    another idea.
+    ``label`` names the recipe: rows with one label differ in the gradient alone, and ``variant`` names what is changed
+    of a gradient itself. ``against`` is the ``name`` of another idea.
     """
 
     label: str
@@ -30,10 +30,15 @@ class Idea:
     fields: dict[str, Any]
     against: str | None
     method: str = "ste"
+    variant: str = ""
+
+    @property
+    def gradient(self) -> str:
+        return f"{self.method}-{self.variant}" if self.variant else self.method
 
     @property
     def name(self) -> str:
-        return f"{self.label}/{self.method}"
+        return f"{self.label}/{self.gradient}"
 
     @property
     def setting(self) -> Setting:
@@ -78,11 +83,22 @@ RECIPES = (
     Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
 )
 
+
+def _plus(variant: str, hypothesis: str, **fields: Any) -> Idea:
+    recipe = {**_COSINE, "method_fields": fields}
+    return Idea("adam-cosine", hypothesis, recipe, _USUAL, method="fsg-plus", variant=variant)
+
+
 # A gradient is compared with STE on the same recipe: one more row is one more line.
 GRADIENTS = (
     Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
     Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
     Idea("adam-cosine", "An update reworked by what the next batches say of it.", _COSINE, _USUAL, method="fsg-plus"),
+    _plus("slow", "The memory alone, without the current step.", fast=False),
+    _plus("fast", "The current step alone, without the memory.", slow=False),
+    _plus("4-steps", "Four batches say more than one, and are less myopic.", horizon=4),
+    _plus("0.2", "A smaller change is a safer one.", rho=0.2),
+    _plus("any-size", "The networks may also learn how large a step is.", keep_size=False),
 )
 
 IDEAS = (*RECIPES, *GRADIENTS)

@@ -33,7 +33,7 @@ def validation_tables(results: Results) -> list[Table]:
         rows = [
             (
                 one.idea.label,
-                method_name(one.idea.method),
+                " ".join(filter(None, (method_name(one.idea.method), one.idea.variant))),
                 str(one.group.setting.config.epochs),
                 group_value(one.group),
                 str(one.group.n) if one.group.n else NONE,
