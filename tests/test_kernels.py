@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 from fastslow.hypernets import kernels  # noqa: E402
+from fastslow.hypernets.horizon import horizon  # noqa: E402
 from fastslow.hypernets.kernels import concat_launch, launch  # noqa: E402
 from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
 
@@ -63,6 +64,30 @@ def test_concat_is_the_float64_reference(options: dict, size: float, horizon_tol
     assert_close(got.cpu(), want, "output")
     for name, gradient in gradients(net, got, cotangent.to(DEVICE)).items():
         assert_close(gradient.cpu(), expected[name], name, 1e-4 if name.startswith("dt_proj") else 3e-5)
+
+
+@pytest.mark.slow
+def test_groups_of_channels_that_forget_at_once_beside_others_that_never_do() -> None:
+    """Then the horizon leaves out old tiles of some groups and not of others, and nothing changes."""
+    net, twin = make(d_state=2, expand=40)
+    for each in (net, twin):
+        with torch.no_grad():
+            each.dt_proj.bias[::2] = 30.0  # scattered: the launch has to sort them
+            each.dt_proj.weight[::2] = 0.1
+    net.horizon_tol = 1e-7
+    sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([1, 11], [1, 0], 4)
+    history, cotangent = torch.randn(3, sum(sizes)) * 1e-2, torch.randn(sum(sizes))
+    starts = horizon(net, history, sizes, layers, None, net.horizon_tol).starts.amin(2)
+    reach = starts[sizes.index(max(sizes))]
+    assert (reach[1::2] == 0).all()
+    assert (reach[::2] > 0).all()
+    want = twin.concat(history.double(), sizes, layers, reference=True)
+    expected = gradients(twin, want, cotangent)
+    net = net.to(DEVICE)
+    got = concat_launch.concat(net, history.to(DEVICE), sizes, layers, None, tile=tile)
+    assert_close(got.cpu(), want, "output")
+    for name, gradient in gradients(net, got, cotangent.to(DEVICE)).items():
+        assert_close(gradient.cpu(), expected[name], name, 3e-5)
 
 
 @pytest.mark.parametrize("layout", ["per_weight"] if DEVICE == "cpu" else ["per_weight", "concat"])
