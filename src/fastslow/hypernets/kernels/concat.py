@@ -234,6 +234,21 @@ def advance(x, x_before, dt, Bs, Bs_before, states, rates, SOME: tl.constexpr, Z
     return after
 
 
+@triton.jit
+def walk(x, dt, rows, states, rates, SOME: tl.constexpr, Q: tl.constexpr, ZOH: tl.constexpr):
+    """Through a chunk: the states after each of its tokens, and the Bs there."""
+    Bs = spread_some(rows[0], SOME)
+    all_states = ()
+    all_Bs = ()
+    for j in tl.static_range(Q):
+        Bs_before = Bs
+        Bs = spread_some(rows[j + 1], SOME)
+        states = advance(x[j + 1], x[j], dt[j], Bs, Bs_before, states, rates, SOME, ZOH)
+        all_states = all_states + (states,)
+        all_Bs = all_Bs + (Bs,)
+    return all_states, all_Bs
+
+
 @triton.jit(do_not_specialize=["row"])
 def summarise(
     records, tiles, layers, starts, tokens, xs, dts, ends, totals, row,
@@ -262,13 +277,10 @@ def summarise(
             xs_next, dts_next, rows_next = read_chunk(  # while these are computed
                 tokens, xs, dts, tile * T + done, column, c, ok, True, done < count, CHANNELS, Q
             )  # fmt: skip
-            Bs = spread_some(rows[0], STATES)
+            all_states, all_Bs = walk(x_all, dt_all, rows, states, rates, STATES, Q, ZOH)
+            states, Bs, x = all_states[Q - 1], all_Bs[Q - 1], x_all[Q]
             for j in tl.static_range(Q):
-                Bs_before = Bs
-                Bs = spread_some(rows[j + 1], STATES)
-                states = advance(x_all[j + 1], x_all[j], dt_all[j], Bs, Bs_before, states, rates, STATES, ZOH)
                 total += dt_all[j]
-            x = x_all[Q]
         for s in tl.static_range(STATES):
             added = states[s]
             if ZOH:
@@ -357,7 +369,7 @@ def outputs(
             )  # fmt: skip
             found = tl.zeros((Q,), tl.float32)
             Bs = spread_some(rows[0], STATES)
-            for j in tl.static_range(Q):
+            for j in tl.static_range(Q):  # not `walk`: the states of all Q tokens don't fit in registers
                 x = x_all[j + 1]
                 Bs_before = Bs
                 Bs = spread_some(rows[j + 1], STATES)

@@ -24,7 +24,6 @@ from fastslow.hypernets.kernels.concat import (
     STATES,
     TOKEN,
     U,
-    advance,
     channels_of,
     decay_rates,
     field_dt,
@@ -34,7 +33,7 @@ from fastslow.hypernets.kernels.concat import (
     read_states,
     read_tile,
     spread,
-    spread_some,
+    walk,
 )
 from fastslow.hypernets.kernels.maths import grown_by, logistic
 
@@ -189,11 +188,8 @@ def gradients(
                 xs_next, dts_next, rows_next = read_chunk(  # while these are computed
                     tokens, xs, dts, tile * T + done, column, c, ok, True, done < count, CHANNELS, Q
                 )  # fmt: skip
-                Bs = spread_some(rows[0], SOME)
-                for j in tl.static_range(Q):
-                    Bs_before = Bs
-                    Bs = spread_some(rows[j + 1], SOME)
-                    states = advance(x_all[j + 1], x_all[j], dt_all[j], Bs, Bs_before, states, rates, SOME, ZOH)
+                ws, _Bs = walk(x_all, dt_all, rows, states, rates, SOME, Q, ZOH)
+                states = ws[Q - 1]
             alive = ok & (end > tl.load(channel_starts + layer * CHANNELS + c, ok, 0))
             Ks = read_states(flows, tile, c, alive, first_state, SOME, CHANNELS)
             done -= Q
@@ -213,13 +209,7 @@ def gradients(
                 xs_next, dts_next, rows_next = read_chunk(
                     tokens, xs, dts, tile * T + done, column, c, ok, done > 0, done >= 0, CHANNELS, Q
                 )  # fmt: skip
-                ws = ()
-                Bs = spread_some(rows[0], SOME)
-                for j in tl.static_range(Q):
-                    Bs_before = Bs
-                    Bs = spread_some(rows[j + 1], SOME)
-                    states = advance(x_all[j + 1], x_all[j], dt_all[j], Bs, Bs_before, states, rates, SOME, ZOH)
-                    ws = ws + (states,)
+                ws, _Bs = walk(x_all, dt_all, rows, states, rates, SOME, Q, ZOH)
                 for back in tl.static_range(Q):
                     at = place + (Q - 1 - back)
                     t = now + (Q - 1 - back)
