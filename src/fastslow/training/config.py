@@ -103,9 +103,7 @@ class RunConfig:
     distill_temperature: float = 4.0
     ema: float = 0.0  # the network that is evaluated and kept is a moving average with this decay a step; 0: it isn't
     damping: float = 0.0  # pull of latent weights to their binary values, growing from 0 over the run
-    reestimate: int = (
-        0  # training batches from which BatchNorm's statistics are computed anew at the end; 0: they aren't
-    )
+    reestimate: int = 0  # training batches for BatchNorm's statistics, computed anew at the end; 0: they aren't
 
     metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 

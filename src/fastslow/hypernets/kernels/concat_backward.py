@@ -163,7 +163,7 @@ def gradients(
     column = tl.where(lane < 2 * SOME, shared, tl.where(lane == 2 * SOME, RATE, U))
     summed = lane // 2
     sum_column = tl.where(summed < SOME, first_state + summed, STATES + first_state + summed - SOME)
-    rest_column = 2 * STATES + lane // 16 * splits + split
+    rest_column = 2 * STATES + lane // (LANES // 2) * splits + split
     d_As = no_states(SOME)
     d_dt_weight = tl.zeros((LANES,), tl.float32)
     d_dt_bias = tl.zeros((LANES,), tl.float32)
@@ -276,9 +276,9 @@ def gradients(
                         Bs_and_Cs = sums_of(to_Bs + no_states(SOME), lane)
                         rate_and_u = sums_of((to_rate, tl.zeros((LANES,), tl.float32)), lane)
                     tl.store(dx + at * CHANNELS + c, d_x, ok)
-                    # Two lanes have each sum of the first, sixteen of the second: one of them writes it.
+                    # Two lanes have each sum of the first, half of all each of the second: one of them writes it.
                     tl.store(dtokens + at * D_TOKEN + sum_column, Bs_and_Cs, lane % 2 == 0)
-                    tl.store(dtokens + at * D_TOKEN + rest_column, rate_and_u, lane % 16 == 0)
+                    tl.store(dtokens + at * D_TOKEN + rest_column, rate_and_u, lane % (LANES // 2) == 0)
         tile += tl.num_programs(0)
     own += program * (SOME + ENDS) * splits * CHANNELS + split * CHANNELS + c
     for i in tl.static_range(SOME):
