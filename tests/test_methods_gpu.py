@@ -54,8 +54,10 @@ def test_a_captured_step_equals_an_eager_one(row):
         if not all(driver.graph_safe for driver in optimizer.drivers):
             pytest.skip(f"{row.name} decides something in Python at every step")
 
-        def step(model=model, optimizer=optimizer) -> None:
+        def step(model=model, optimizer=optimizer, captured=captured) -> None:
             optimizer.zero_grad()
+            if captured:  # and with a part of it on a second stream
+                optimizer.prepare()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
 

@@ -45,13 +45,17 @@ def toy_data(noise: float = 0.9) -> tuple[Tensor, Tensor]:
     return prototypes[kind] + noise * torch.randn(len(kind), 1, 6, 6, generator=generator), kind % 4
 
 
-def train(model: nn.Module, optimizer: fs.BinaryOptimizer, first: int, last: int) -> list[float]:
+def train(
+    model: nn.Module, optimizer: fs.BinaryOptimizer, first: int, last: int, *, prepare: bool = False
+) -> list[float]:
     """Steps ``first`` to ``last`` of the training; their losses."""
     x, y = toy_data()
     losses = []
     for step in range(first, last):
         batch = slice(step % BATCHES * BATCH, (step % BATCHES + 1) * BATCH)
         optimizer.zero_grad()
+        if prepare:
+            optimizer.prepare()
         loss = F.cross_entropy(model(x[batch]), y[batch])
         loss.backward()
         optimizer.step()

@@ -47,6 +47,17 @@ class BinaryOptimizer(torch.optim.Optimizer):
     # -- the step -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    def prepare(self) -> None:
+        """Begin the next step, if you like: call it before the forward pass whose gradients the step will use.
+
+        What the step computes without them (hypernetworks reading their history) then runs beside the model's own pass
+        on a GPU. Nothing changes but the time it takes.
+        """
+        self._check_owner()
+        for driver in self.drivers:
+            driver.prepare()
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One optimization step. A closure is evaluated once, before anything else."""
         loss = None

@@ -160,6 +160,9 @@ class Driver:
     def graph_safe(self) -> bool:
         return type(self) is Driver
 
+    def prepare(self) -> None:
+        """Called before a forward pass, where the loop does so: begin the step with what is known already."""
+
     def before_step(self) -> bool:
         """Prepare ``.grad`` for the base optimizer. False: it must not step in this iteration."""
         return True

@@ -260,6 +260,11 @@ class FSGDriver(LookaheadDriver):
     def look_ahead(self, layers: Sequence[int], stepped: bool) -> None:
         write([_shift(self.slots[i]) for i in layers], self.propose(layers).shift)
 
+    def withdraw(self) -> None:
+        super().withdraw()
+        if self.memory is not None:
+            self.memory.forget()
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     def move(self, device: torch.device) -> None:

@@ -25,6 +25,7 @@ from ..hypernets.segments import repeated, segment_max
 from ..layers import BinaryLayer
 from . import flat as flat_vectors
 from .base import Slot
+from .beside import beside, join
 from .flat_driver import FlatDriver, LearnedMethod, gradient
 
 
@@ -52,6 +53,14 @@ class Proposal(NamedTuple):
     registered: Tensor
 
 
+class Ahead(NamedTuple):
+    """A proposal made before the forward pass, for these layers, from what had these versions."""
+
+    layers: list[int]
+    made_from: list[int]
+    proposal: Proposal
+
+
 class LookaheadDriver(FlatDriver):
     """The step: train the hypernetworks, remember the gradient, register the generated one, look ahead again.
 
@@ -75,6 +84,7 @@ class LookaheadDriver(FlatDriver):
         self._shared_eta: Tensor | None = None  # where all layers have one learning rate, a tensor
         self._active: list[int] = []
         self._cosine: Tensor | None = None
+        self._ahead: Ahead | None = None
 
     eager_steps = 3
 
@@ -132,6 +142,32 @@ class LookaheadDriver(FlatDriver):
 
     # -- the step -------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Propose now, beside the forward and backward pass to come: neither needs the other."""
+        self.follow_weights()
+        layers = [i for i, slot in enumerate(self.slots) if self.proposed[i] and slot.layer.weight.requires_grad]
+        if layers:
+            with beside(self.device), torch.enable_grad():
+                self._ahead = Ahead(layers, self._versions(), self.propose(layers))
+
+    def withdraw(self) -> None:
+        """Forget what `prepare` did. Subclasses add what a proposal leaves behind."""
+        self._ahead = None
+
+    def _versions(self) -> list[int]:
+        """What somebody else could change while a proposal waits."""
+        weights = [slot.layer.weight for slot in self.slots]
+        return [tensor._version for tensor in (*weights, *self.nets.parameters())]
+
+    def _proposal(self, layers: list[int]) -> Proposal:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            join(self.device)
+            if ahead.layers == layers and ahead.made_from == self._versions():
+                return ahead.proposal
+        with torch.enable_grad():
+            return self.propose(layers)
+
     def before_step(self) -> bool:
         self.follow_weights()
         self._active = self._drop_others()
@@ -188,13 +224,14 @@ class LookaheadDriver(FlatDriver):
         Returns them with the gradients to register, flat, which were generated with the old phi.
         """
         if not layers:
+            join(self.device)
+            self.withdraw()
             return [], None
-        with torch.enable_grad():
-            proposal = self.propose(layers)
+        proposal = self._proposal(layers)
         cotangent = -torch.cat(straight)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        torch.autograd.backward(proposal.shift, cotangent)
+        torch.autograd.backward(proposal.shift, cotangent)  # on the stream of the proposal, which the engine joins
         registered = proposal.registered.detach()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -219,6 +256,7 @@ class LookaheadDriver(FlatDriver):
 
     def move(self, device: torch.device) -> None:
         """Subclasses add their own flat vectors."""
+        self.withdraw()
         self.nets.to(device)
         for optimizer in self.optimizers:
             optimizer.load_state_dict(optimizer.state_dict())
@@ -259,6 +297,7 @@ class LookaheadDriver(FlatDriver):
                 f"the saved state of {self.method.name} is for other layers ({', '.join(list(state['shifts'])[:3])}); "
                 "binarize the same layers of the same model before loading it"
             )
+        self.withdraw()
         self.nets.load_state_dict(state["nets"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -171,6 +171,10 @@ class LSTMFCDriver(MetaQuantDriver):
         columns = self.columns(layers)
         return self.memory.advance(self.hat[columns], layers) * self.gradient[columns]
 
+    def withdraw(self) -> None:
+        super().withdraw()
+        self.memory.forget()
+
     def move(self, device: torch.device) -> None:
         super().move(device)
         self.memory.move(device)
@@ -213,6 +217,10 @@ class CarriedMemory:
         if self._next is not None:
             columns, self.h[columns], self.c[columns] = self._next
             self._next = None
+
+    def forget(self) -> None:
+        """Leave the state where it is."""
+        self._next = None
 
     def move(self, device: torch.device) -> None:
         self.h, self.c = self.h.to(device), self.c.to(device)

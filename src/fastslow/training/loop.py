@@ -225,6 +225,8 @@ class Trainer:
         With a teacher too it is the cross-entropy alone that is returned and reported, so that curves compare.
         """
         self.model.train()
+        if self.device.type == "cuda" and isinstance(self.optimizer, BinaryOptimizer):
+            self.optimizer.prepare()
         with self._autocast(), fused(self.device.type == "cuda"):
             logits = self._network(x)
             loss = F.cross_entropy(logits.float(), y)

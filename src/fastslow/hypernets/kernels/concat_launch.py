@@ -154,7 +154,12 @@ class _Concat(torch.autograd.Function):
         ctx.call = call
         if known is not None:
             ctx.starts = call.checked(known)[0]
+            # The way back needs the states of the way there: those of the first group, which bounds the memory, are
+            # found now, perhaps beside other work, before there is anything to differentiate.
+            ctx.sweep = _Sweep(records, token_weight, lre, call, ctx.starts, call.groups[0])
+            ctx.sweep.enter()
             return known.clone()
+        ctx.sweep = None
         partial = call.history.new_empty(call.split["GROUPS"], call.history.shape[1])
         _outputs(records, token_weight, lre, call, call.starts, partial)
         out = partial.sum(0) * _spread(call)
@@ -176,7 +181,7 @@ class _Concat(torch.autograd.Function):
         d_token = torch.zeros(1, dtype=torch.float64, device=records.device)
         d_lre = []
         for group in call.groups:
-            sweep = _Sweep(records, token_weight, lre, call, ctx.starts, group)
+            sweep, ctx.sweep = ctx.sweep or _Sweep(records, token_weight, lre, call, ctx.starts, group), None
             piece, rest, firsts = sweep.gradients(cotangent)
             total += piece
             d_token += rest
@@ -223,6 +228,7 @@ class _Sweep:
         self.taps = records.new_empty(places, call.taps)
         self.xs = records.new_empty(places, self.channels)
         self.dts = records.new_empty(places, self.channels)
+        self.entered: list[tuple[Tensor, Tensor]] = []  # by `enter`: for each row, what `_enter` found
 
     def _kept(self) -> Tensor:
         return self.records.new_zeros(len(self.starts), _STATES, self.channels)
@@ -278,16 +284,21 @@ class _Sweep:
             **self.walk,
         )  # fmt: skip
 
+    def enter(self) -> None:
+        """Find the states that come into all tiles, for `gradients`. The last row's projections stay where they are."""
+        kept = self._kept()
+        self.entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
+
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
-        kept = self._kept()
-        entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
+        if not self.entered:
+            self.enter()
         sums = _Sums(self)
         kept = self._kept()
         for row in reversed(range(self.rows)):
             last = row == self.rows - 1
             table = self.group.row(row) if last else self._project(row)
-            states, totals = entered.pop()
+            states, totals = self.entered.pop()
             tables = (self.records, table.tiles, table.layers, self.group_starts)
             added = None
             if last:
