@@ -123,9 +123,12 @@ def channels_of(group, PER: tl.constexpr, CHANNELS: tl.constexpr):
 @triton.jit(do_not_specialize=["row"])
 def project(
     records, token_weight_at, lre, tiles, layers, earliest, taps, tokens, xs, dts, row,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
-    """x and dt, (places, channels), and what all channels share, (places, TOKEN), of BLOCK tokens."""
+    """x and dt, (places, channels), and what all channels share, (places, TOKEN), of BLOCK tokens.
+
+    C only where it is WANTED: for a row with outputs.
+    """
     tile = tl.program_id(0)
     layer, _begin, count, end = read_tile(tiles, layers, tile, row)
     first = tl.program_id(1) * BLOCK
@@ -136,9 +139,10 @@ def project(
         live = (t < count)[:, None]
         at = tile * T + t
         position = end - count + t
-        both = tl.arange(0, 2 * STATES)
+        COLUMNS: tl.constexpr = STATES * (1 + WANTED)  # of B, and of C after it
+        column = tl.arange(0, COLUMNS)
         rate = tl.zeros((BLOCK,), tl.float32)
-        shared = tl.zeros((BLOCK, 2 * STATES), tl.float32)
+        shared = tl.zeros((BLOCK, COLUMNS), tl.float32)
         for block in range((CHANNELS + LANES - 1) // LANES):
             c = block * LANES + tl.arange(0, LANES)
             ok = c < CHANNELS
@@ -146,11 +150,11 @@ def project(
             x = tl.where(live & ok[None, :], pre * logistic(pre), 0.0)
             tl.store(xs + at[:, None] * CHANNELS + c[None, :], x, ok[None, :])
             rate += tl.sum(x * tl.load(records + (TAPS + 1) * CHANNELS + c, ok, 0.0)[None, :], 1)
-            to_both = tl.load(records + (TAPS + 2 + both[None, :]) * CHANNELS + c[:, None], ok[:, None], 0.0)
-            shared = tl.dot(x, to_both, shared, input_precision="tf32x3")
+            to_shared = tl.load(records + (TAPS + 2 + column[None, :]) * CHANNELS + c[:, None], ok[:, None], 0.0)
+            shared = tl.dot(x, to_shared, shared, input_precision="tf32x3")
             if block == 0:
                 tl.store(tokens + at * TOKEN + U, u)
-        tl.store(tokens + at[:, None] * TOKEN + both[None, :], shared)
+        tl.store(tokens + at[:, None] * TOKEN + column[None, :], shared)
         tl.store(tokens + at * TOKEN + RATE, rate)
         for block in range((CHANNELS + LANES - 1) // LANES):
             c = block * LANES + tl.arange(0, LANES)

@@ -161,7 +161,8 @@ def gradients(
     # A lane's column of `tokens`: B and C of these states, rate, u. And of `dtokens`, where `sums_of` leaves the sums.
     shared = tl.where(lane < SOME, first_state + lane, STATES + first_state + lane - SOME)
     column = tl.where(lane < 2 * SOME, shared, tl.where(lane == 2 * SOME, RATE, U))
-    summed = lane // 2
+    SUMMED: tl.constexpr = SOME * (1 + WANTED)
+    summed = lane // (LANES // SUMMED)
     sum_column = tl.where(summed < SOME, first_state + summed, STATES + first_state + summed - SOME)
     rest_column = 2 * STATES + lane // (LANES // 2) * splits + split
     d_As = no_states(SOME)
@@ -265,19 +266,20 @@ def gradients(
                     d_dt_weight += ddt * rate
                     d_dt_bias += ddt
                     to_rate = ddt * dt_weight
+                    to_shared = to_Bs
+                    d_u = tl.zeros((LANES,), tl.float32)
                     if WANTED:
                         dz = dout * out * y * (bend + opened * (1.0 - bend))
                         d_D += dy * x
                         d_out += dout * y * opened
                         d_gate += dz * u
-                        Bs_and_Cs = sums_of(to_Bs + to_Cs, lane)
-                        rate_and_u = sums_of((to_rate, dz * gate), lane)
-                    else:
-                        Bs_and_Cs = sums_of(to_Bs + no_states(SOME), lane)
-                        rate_and_u = sums_of((to_rate, tl.zeros((LANES,), tl.float32)), lane)
+                        d_u = dz * gate
+                        to_shared = to_Bs + to_Cs
                     tl.store(dx + at * CHANNELS + c, d_x, ok)
-                    # Two lanes have each sum of the first, half of all each of the second: one of them writes it.
-                    tl.store(dtokens + at * D_TOKEN + sum_column, Bs_and_Cs, lane % 2 == 0)
+                    # Several lanes have each sum: one of them writes it.
+                    shared_sums = sums_of(to_shared, lane)
+                    tl.store(dtokens + at * D_TOKEN + sum_column, shared_sums, lane % (LANES // SUMMED) == 0)
+                    rate_and_u = sums_of((to_rate, d_u), lane)
                     tl.store(dtokens + at * D_TOKEN + rest_column, rate_and_u, lane % (LANES // 2) == 0)
         tile += tl.num_programs(0)
     own += program * (SOME + ENDS) * splits * CHANNELS + split * CHANNELS + c
@@ -318,15 +320,17 @@ def unproject(
     records, token_weight_at, lre, tiles, layers, starts, earliest, taps, xs, dx, dtokens, mixed, filters, rest, edges,
     number, row, places,
     CHANNELS: tl.constexpr, PER: tl.constexpr, GROUPS: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr,
-    T: tl.constexpr, Q: tl.constexpr,
+    T: tl.constexpr, Q: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
     """From there through projections and convolution, and the sums over tokens that are the gradients there.
 
     mixed (programs, 2 STATES + 1, channels): of x with the gradients of B, C and rate. filters (programs, TAPS + 1,
     channels): of the convolution's gradient with the raw tokens that each tap saw, and by itself. rest (programs,): of
     the gradient of u at the gate with the raw token. edges (layers, TAPS, channels): the convolution's gradient where
-    its taps saw the embedding. A program takes one group of channels (axis 1).
+    its taps saw the embedding. A program takes one group of channels (axis 1). There is no gradient of C in a row whose
+    outputs aren't WANTED.
     """
+    SHARED: tl.constexpr = STATES * (1 + WANTED)  # columns of B, and of C after it
     program = tl.program_id(0)
     group = tl.program_id(1)
     lane = tl.arange(0, LANES)
@@ -337,10 +341,10 @@ def unproject(
     weights = ()
     to_both = ()
     d_weights = no_states(TAPS)
-    d_both = no_states(2 * STATES)
+    d_both = no_states(SHARED)
     for k in tl.static_range(TAPS):
         weights = weights + (tl.load(records + (TAPS - 1 - k) * CHANNELS + c, ok, 0.0),)
-    for i in tl.static_range(2 * STATES):
+    for i in tl.static_range(SHARED):
         to_both = to_both + (tl.load(records + (TAPS + 2 + i) * CHANNELS + c, ok, 0.0),)
     d_bias = tl.zeros((LANES,), tl.float32)
     d_to_rate = tl.zeros((LANES,), tl.float32)
@@ -392,7 +396,7 @@ def unproject(
                     d_to_rate += d_rate * x
                     d_rest += d_u * taps_now[j][0]
                     new_d_both = ()
-                    for i in tl.static_range(2 * STATES):
+                    for i in tl.static_range(SHARED):
                         value = spread(both_now[j], i)
                         d += value * to_both[i]
                         new_d_both = new_d_both + (d_both[i] + value * x,)
@@ -417,7 +421,7 @@ def unproject(
                 done += Q
         tile += tl.num_programs(0)
     mixed += program * (2 * STATES + 1) * CHANNELS + c
-    for i in tl.static_range(2 * STATES):
+    for i in tl.static_range(SHARED):
         add_to(mixed + i * CHANNELS, d_both[i], ok)
     add_to(mixed + 2 * STATES * CHANNELS, d_to_rate, ok)
     filters += program * (TAPS + 1) * CHANNELS + c

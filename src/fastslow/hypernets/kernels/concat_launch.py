@@ -246,7 +246,7 @@ class _Sweep:
         _launch(
             forward_kernels.project, (len(table.tiles), call.tile // self.block), self.records, self.token_weight,
             self.lre, table.tiles, table.layers, self.earliest, self.taps, self.tokens, self.xs, self.dts, row,
-            CHANNELS=self.channels, BLOCK=self.block, num_stages=1, **_PROJECT, **sizes,
+            CHANNELS=self.channels, BLOCK=self.block, WANTED=row == self.rows - 1, num_stages=1, **_PROJECT, **sizes,
         )  # fmt: skip
         return table
 
@@ -319,7 +319,7 @@ class _Sweep:
                 backward_kernels.unproject, (len(sums.rest), self.split["GROUPS"]), self.records, self.token_weight,
                 self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens, sums.mixed,
                 sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs), SPLITS=sums.splits,
-                maxnreg=_REGISTERS, **{**self.walk, "Q": self.unrolled},
+                WANTED=last, maxnreg=_REGISTERS, **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
         return sums.result()
 
