@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastslow.binarize import DoReFa, calibration, straight_through
-from fastslow.ops import conv, norm, quantize
+from fastslow.ops import ahead, conv, norm, quantize
 from fastslow.training.conditions import conditions
 from fastslow.training.precision import float32_products
 
@@ -123,6 +123,15 @@ def weights() -> list[Row]:
     return rows
 
 
+def all_weights() -> list[Row]:
+    """One launch for all layers against one a layer; with 0 layers, since the sum has them already."""
+    shapes = [key for key, layers in CONVOLUTIONS.items() for _ in range(layers)]
+    weights = [0.1 * image(CO, CI, kernel, torch.float32) for CI, CO, _, kernel, _ in shapes]
+    table = ahead.Table([ahead.places(weight, None) for weight in weights])
+    name = "bits of all layers of a ResNet-20 / one by one"
+    return [(name, 0, lambda: ahead.bits_of_many(table), lambda: [quantize.bits(weight) for weight in weights])]
+
+
 def captured(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     for _ in range(3):
         run()
@@ -160,7 +169,8 @@ def main() -> None:
     print(f"{'operation':<50} layers     us  torch  ratio")
     # One side stream for everything: a backward pass runs on the stream of its forward pass.
     with float32_products(device, tf32=True), torch.cuda.stream(torch.cuda.Stream()):
-        for name, layers, ours, torchs in [*convolutions(args.batch, dtype), *norms(args.batch, dtype), *weights()]:
+        rows = [*convolutions(args.batch, dtype), *norms(args.batch, dtype), *weights(), *all_weights()]
+        for name, layers, ours, torchs in rows:
             own, other = microseconds([captured(run) for run in (ours, torchs)], args.rounds)
             totals = [totals[0] + layers * own, totals[1] + layers * other]
             found.append({"operation": name, "layers": layers, "us": own, "torch_us": other, "ratio": other / own})

@@ -15,7 +15,7 @@ from torch import nn
 import fastslow as fs
 import tiny
 from fastslow import ops
-from fastslow.ops import conv, norm, quantize, switch
+from fastslow.ops import ahead, conv, norm, quantize, switch
 from fastslow.training.precision import float32_products
 from on_device import DEVICE, last, pytestmark  # noqa: F401
 
@@ -38,7 +38,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counting
 
-    for module, name in ((conv, "weight_gradient"), (norm, "normalise"), (norm, "differentiate"), (quantize, "bits")):
+    for module, name in ((conv, "weight_gradient"), (norm, "normalise"), (norm, "differentiate"), (quantize, "bits"),
+                         (ahead, "bits_of_many")):  # fmt: skip
         monkeypatch.setattr(module, name, count(name, getattr(module, name)))
     if DEVICE == "cpu":
         for module in (conv, norm, quantize):
@@ -97,11 +98,48 @@ def test_twenty_steps_of_a_run(
         moved = [p.detach() - old for p, old in zip(trainer.model.parameters(), before, strict=True)]
         weights.append(torch.cat([part.reshape(-1) for part in moved]).double())
         losses.append(torch.tensor([row["train_loss"] for row in result["curve"]]))
-    expected = {"weight_gradient", "normalise", "differentiate", "bits"}
+    expected = {"weight_gradient", "normalise", "differentiate", "bits", "bits_of_many"}
     assert set(calls) == (expected - {"weight_gradient"} if precision == "float32" else expected)
     assert float((weights[1] - weights[0]).norm() / weights[0].norm()) < 0.5
     assert float(torch.cosine_similarity(*weights, dim=0)) > 0.9
     torch.testing.assert_close(*losses, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["ste", "multifc"])
+def test_bits_made_ahead_in_a_graph(method: str) -> None:
+    """A captured launch reads the weights as they are when it is replayed, also once the table has been replaced."""
+    model = fs.models.resnet20()
+    fs.binarize_(model, method)
+    model.to(DEVICE, memory_format=torch.channels_last)
+    weights = {layer.weight: layer._shift for layer in fs.binary_layers(model).values()}
+    asked, bits = list(weights.items()), ops.BitsAhead()
+
+    def run() -> list[ahead.Bits]:
+        with ops.fused(), bits.made():
+            return [made for pair in asked if (made := bits.take(*pair)) is not None]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert [len(run()) for _ in range(2)] == [0, len(asked)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = run()
+        assert len(captured) == len(asked)
+        asked = asked[3:]
+        for _ in range(3):  # another table
+            run()
+        for _ in range(2):
+            for weight, shift in weights.items():
+                weight.detach().normal_()
+                if shift is not None:
+                    shift.normal_()
+            graph.replay()
+            for (weight, shift), made in zip(weights.items(), captured, strict=True):
+                want = quantize.bits(weight.detach(), shift)
+                assert all(map(torch.equal, made, want))
+                assert made.values.stride() == weight.stride()
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ and leaves what it doesn't take to torch.
 
 from __future__ import annotations
 
+from .ahead import BitsAhead as BitsAhead
 from .conv import conv2d as conv2d
 from .norm import norm_act as norm_act
 from .quantize import binary_weight as binary_weight

@@ -1,4 +1,7 @@
-"""The binary weight of a forward pass in one kernel (two for a large layer), its gradient in at most one."""
+"""The binary weight of a forward pass in one kernel (two for a large layer), its gradient in at most one.
+
+`ahead.py` makes the bits of many layers in one launch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..binarize import Binarizer, DoReFa, calibration, straight_through
+from .ahead import Bits, Table, bits_of_many, made_ahead, places
 from .switch import LAST, ceil, is_fused, launch, on_current_device, trusted
 
 _BLOCK = 4096  # weights of a program's step
@@ -21,7 +25,7 @@ def binary_weight(
     """Q(A(W - shift)), differentiable in W: times C(W), or unchanged. None: the plain formulas have to do it."""
     if not (is_fused() and can_run(binarizer, weight, shift)):
         return None
-    return cast(Tensor, _Bits.apply(weight, shift, calibrate))
+    return cast(Tensor, _Bits.apply(weight, shift, calibrate, made_ahead(weight, shift)))
 
 
 def can_run(binarizer: Binarizer, weight: Tensor, shift: Tensor | None = None) -> bool:
@@ -49,8 +53,8 @@ def _same_places(a: Tensor, b: Tensor) -> bool:
 
 class _Bits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, shift: Tensor | None, calibrate: bool) -> Tensor:
-        values, largest = bits(weight, shift)
+    def forward(ctx: Any, weight: Tensor, shift: Tensor | None, calibrate: bool, made: Bits | None) -> Tensor:
+        values, largest = bits(weight, shift) if made is None else made
         if calibrate:
             ctx.save_for_backward(weight, largest)
         ctx.calibrate = calibrate
@@ -59,11 +63,11 @@ class _Bits(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return calibrated(g, *ctx.saved_tensors) if ctx.calibrate else g, None, None
+        return calibrated(g, *ctx.saved_tensors) if ctx.calibrate else g, None, None, None
 
 
-def bits(weight: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The bits as -1 and +1, and max |tanh(W - shift)|."""
+def bits(weight: Tensor, shift: Tensor | None = None) -> Bits:
+    """The bits of one layer."""
     from . import quantize_kernels
 
     size = weight.numel()
@@ -79,7 +83,7 @@ def bits(weight: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
         quantize_kernels.binary_values, (blocks,), weight, shift, parts, values, largest, size,
         ROUNDS=rounds, PARTS=0 if parts is None else len(parts), LIBDEVICE=weight.is_cuda, **common,
     )  # fmt: skip
-    return values, largest
+    return Bits(values, largest)
 
 
 def calibrated(g: Tensor, weight: Tensor, largest: Tensor) -> Tensor:
@@ -98,13 +102,25 @@ def agrees(dtype: torch.dtype, device: torch.device) -> bool:
         weight = boundary(top).to(device, dtype).requires_grad_()
         with torch.enable_grad():
             plain = straight_through(DoReFa().values(weight.detach()), weight, calibration(weight.detach()))
-            own = cast(Tensor, _Bits.apply(weight, None, True))
+            own = cast(Tensor, _Bits.apply(weight, None, True, None))
             want, got = (torch.autograd.grad(y, weight, torch.ones_like(y))[0] for y in (plain, own))
         shifted = bits(torch.full_like(weight, 0.25), 0.25 - weight.detach())[0]
         if not torch.equal(own.detach(), plain.detach()) or not torch.allclose(got, want, rtol=1e-5, atol=1e-6):
             return False
         if not torch.equal(shifted, DoReFa().values(0.25 - (0.25 - weight.detach()))):
             return False
+    return _many_agree(device)
+
+
+def _many_agree(device: torch.device) -> bool:
+    """The launch for many layers against those for one, where it may read four weights at once and where it may not."""
+    for size in (560, 561):
+        weights = [boundary(top)[:size].to(device) for top in (1e-20, 0.01, 0.5, 2.5)]
+        for shifts in ([None] * 4, [None, *(0.25 - w for w in weights[1:])]):
+            pairs = list(zip(weights, shifts, strict=True))
+            for pair, got in zip(pairs, bits_of_many(Table([places(*pair) for pair in pairs])), strict=True):
+                if not all(map(torch.equal, got, bits(*pair))):
+                    return False
     return True
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import Dataset, batches_of, default_workers
 from ..indicators import indicators
-from ..ops import fused
+from ..ops import BitsAhead, fused
 from ..weights import load_strictly, save_weights
 from ..wrapper import BinaryOptimizer
 from ..wrapper import optimizer as wrap
@@ -111,6 +111,7 @@ class Trainer:
         self._damping = Damping(*damped) if config.damping else None
         self._shown = Shown(config, self.model)
         self.bits = BitWatch(self.model)
+        self._bits_ahead = BitsAhead()
         self.done = 0  # optimizer steps
         self.left_out = LeftOut()
         # On a GPU every look waits for it, so that one who isn't asked looks now and then.
@@ -227,7 +228,7 @@ class Trainer:
         self.model.train()
         if self.device.type == "cuda" and isinstance(self.optimizer, BinaryOptimizer):
             self.optimizer.prepare()
-        with self._autocast(), fused(self.device.type == "cuda"):
+        with self._autocast(), fused(self.device.type == "cuda"), self._bits_ahead.made():
             logits = self._network(x)
             loss = F.cross_entropy(logits.float(), y)
             objective = loss if self._teacher is None else self._teacher.loss(x, logits, loss)
