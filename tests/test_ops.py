@@ -6,11 +6,12 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fastslow as fs
 from fastslow import ops
-from fastslow.ops import conv, switch
+from fastslow.ops import conv, plain, switch
 
 
 def test_fused_is_entered_by_one_thread_and_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +60,26 @@ def test_what_the_convolution_leaves_to_torch(channels: int, groups: int, dtype:
     x = torch.randn(1, channels, 4, 4).to(memory_format=torch.channels_last)
     w = torch.randn(channels, channels // groups, 3, 3, requires_grad=True)
     assert not conv.can_run(x, w.to(memory_format=torch.channels_last), groups)
+
+
+def test_plain_convolutions_are_fused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(*args):
+        seen.append(ops.is_fused())
+        return conv.conv2d(*args)
+
+    monkeypatch.setattr(plain, "conv2d", noted)
+    layer, x = nn.Conv2d(2, 3, 3, padding=1), torch.randn(1, 2, 5, 5)
+    want = layer(x)
+    assert seen == []
+    with ops.fused():
+        assert torch.equal(layer(x), want)
+        with ops.fused(False):
+            assert torch.equal(layer(x), want)
+        # Called in other ways than a layer does, it is torch's own.
+        assert torch.equal(F.conv2d(x, layer.weight, layer.bias, padding=1), want)
+        assert torch.equal(F.conv2d(x, layer.weight, layer.bias, 1, "same"), want)
+    assert seen == [True, False]
+    layer(x)
+    assert len(seen) == 2

@@ -10,6 +10,6 @@ from __future__ import annotations
 from .ahead import BitsAhead as BitsAhead
 from .conv import conv2d as conv2d
 from .norm import norm_act as norm_act
+from .plain import fused as fused
 from .quantize import binary_weight as binary_weight
-from .switch import fused as fused
 from .switch import is_fused as is_fused
