@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,20 @@ def convolutions(batch: int, dtype: torch.dtype) -> list[Row]:
         dy = torch.randn_like(F.conv2d(x, weight, None, stride, pad))
         out = torch.empty_like(weight, dtype=torch.float32)
         geometry = ((stride, stride), (pad, pad), (1, 1))
+        kind = f"{CI}->{CO} @{side} {kernel}x{kernel}/{stride}"
 
-        def ours(x: Tensor = x, dy: Tensor = dy, out: Tensor = out, geometry: Any = geometry) -> Tensor:
-            return conv.weight_gradient(x, dy, out, *geometry)
+        def gradient(
+            mask: list[bool], x: Tensor = x, dy: Tensor = dy, weight: Tensor = weight, at: Any = geometry
+        ) -> Any:
+            return torch.ops.aten.convolution_backward(dy, x, weight, None, *at, False, (0, 0), 1, mask)
 
-        def torchs(x: Tensor = x, dy: Tensor = dy, weight: Tensor = weight, geometry: Any = geometry) -> Any:
-            mask = [False, True, False]
-            return torch.ops.aten.convolution_backward(dy, x, weight, None, *geometry, False, (0, 0), 1, mask)
-
-        rows.append((f"weight gradient {CI}->{CO} @{side} {kernel}x{kernel}/{stride}", layers, ours, torchs))
+        weight_gradient = partial(conv.weight_gradient, x, dy, out, *geometry)
+        rows.append((f"weight gradient {kind}", layers, weight_gradient, partial(gradient, [False, True, False])))
+        if (kernel, stride) == (3, 1):
+            forward = partial(conv.convolve, x, weight, geometry[1], False)
+            rows.append((f"convolution {kind}", layers, forward, partial(F.conv2d, x, weight, None, *geometry)))
+            backward = partial(conv.convolve, dy, weight, geometry[1], True)
+            rows.append((f"input gradient {kind}", layers, backward, partial(gradient, [True, False, False])))
     return rows
 
 

@@ -17,7 +17,7 @@ import tiny
 from fastslow import ops
 from fastslow.ops import ahead, conv, norm, quantize, switch
 from fastslow.training.precision import float32_products
-from on_device import DEVICE, last, pytestmark  # noqa: F401
+from on_device import DEVICE, last, pytestmark, wide_tiles  # noqa: F401
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counting
 
-    for module, name in ((conv, "weight_gradient"), (norm, "normalise"), (norm, "differentiate"), (quantize, "bits"),
-                         (ahead, "bits_of_many")):  # fmt: skip
+    for module, name in ((conv, "weight_gradient"), (conv, "convolve"), (norm, "normalise"), (norm, "differentiate"),
+                         (quantize, "bits"), (ahead, "bits_of_many")):  # fmt: skip
         monkeypatch.setattr(module, name, count(name, getattr(module, name)))
     if DEVICE == "cpu":
         for module in (conv, norm, quantize):
@@ -48,6 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(conv, "tf32_allowed", lambda: True)
         monkeypatch.setattr(conv, "_COLUMNS", 1 << 14)
         monkeypatch.setattr(conv, "_MULTIPROCESSORS", 1)
+        wide_tiles(monkeypatch)
     return counted
 
 
@@ -71,11 +72,16 @@ def test_one_step_of_a_resnet(method: str, calls: Counter[str]) -> None:
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         results.append({"loss": loss.detach(), **gradients, **dict(model.named_buffers())})
-    binary, norms = len(fs.binary_layers(model)), sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-    assert calls == {"weight_gradient": binary, "normalise": norms, "differentiate": norms, "bits": binary}
+    layers, norms = fs.binary_layers(model).values(), sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    plain = [max(m.weight.shape[:2]) for m in layers if isinstance(m, nn.Conv2d) and m.stride == (1, 1)]
+    own = sum(widest in chosen for widest in plain for chosen in (conv.FORWARD_CHANNELS, conv.BACKWARD_CHANNELS))
+    assert calls == {
+        "weight_gradient": len(layers), "convolve": own, "normalise": norms, "differentiate": norms,
+        "bits": len(layers),
+    }  # fmt: skip
     for name, want in results[0].items():
         error = float((results[1][name] - want).double().norm() / want.double().norm())
-        assert error < (3e-2 if DEVICE == "cuda" else 1e-4), name
+        assert error < (3e-2 if DEVICE == "cuda" else 3e-3), name
 
 
 @pytest.mark.gpu
@@ -98,8 +104,8 @@ def test_twenty_steps_of_a_run(
         moved = [p.detach() - old for p, old in zip(trainer.model.parameters(), before, strict=True)]
         weights.append(torch.cat([part.reshape(-1) for part in moved]).double())
         losses.append(torch.tensor([row["train_loss"] for row in result["curve"]]))
-    expected = {"weight_gradient", "normalise", "differentiate", "bits", "bits_of_many"}
-    assert set(calls) == (expected - {"weight_gradient"} if precision == "float32" else expected)
+    convolutions, others = {"weight_gradient", "convolve"}, {"normalise", "differentiate", "bits", "bits_of_many"}
+    assert set(calls) == (others if precision == "float32" else others | convolutions)
     assert float((weights[1] - weights[0]).norm() / weights[0].norm()) < 0.5
     assert float(torch.cosine_similarity(*weights, dim=0)) > 0.9
     torch.testing.assert_close(*losses, rtol=0.1, atol=0.05)

@@ -1,11 +1,13 @@
-"""A convolution whose weight gradient is a Triton kernel; forward and input gradient stay torch's own.
+"""A convolution of narrow layers in Triton kernels: its weight gradient, and where it is 3x3 with stride 1 all of it.
 
-cuDNN's weight gradients of narrow layers (16 to 64 channels, a batch of small images) take several times as long as
-reading their inputs does: the result is tiny and the sum behind it long, which its kernels are not made for.
+With 16 to 64 channels and a batch of small images, cuDNN takes several times as long as reading and writing does: its
+kernels are made for larger matrices. Other kernels' and strides' outputs and input gradients, and outputs with a bias,
+stay torch's own.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from .switch import LAST, ceil, channels_last, is_fused, launch, on_current_device, trusted
 
 Pair = tuple[int, ...]
+Tile = tuple[int, int, int, int]
 
 # Wider layers have enough rows and columns to fill a GPU without splitting the sum: they are left to cuDNN.
 _WIDEST = 64
@@ -24,6 +27,13 @@ _WORKSPACE = 8 << 20  # bytes of partial sums to stay below, where a split is ne
 _POSITIONS = 32  # output positions of a step of a program
 _ROWS = 128  # partial sums that are read together
 _COLUMNS = 16  # numbers of the gradient that one program adds up
+
+# Output and input gradient, by the larger number of channels. A program's places, output rows at each, output channels
+# in units of 16, and warps; then the numbers of channels for which this is faster than cuDNN.
+_FORWARD: dict[int, Tile] = {16: (16, 4, 1, 1), 32: (8, 4, 2, 1), 48: (16, 1, 3, 1), 64: (8, 4, 1, 1)}
+_BACKWARD: dict[int, Tile] = dict(_FORWARD)
+FORWARD_CHANNELS = {16, 32, 48, 64}
+BACKWARD_CHANNELS = {16, 32, 48, 64}
 
 
 def conv2d(
@@ -35,14 +45,14 @@ def conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """``F.conv2d``, with our own weight gradient where the fused operations are on and take it."""
+    """``F.conv2d``, in kernels of our own where the fused operations are on and take it."""
     if is_fused() and not isinstance(padding, str) and can_run(x, weight, groups):
         return cast(Tensor, _Conv.apply(*_cast(x, weight, bias), (stride, padding, dilation)))
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
 def can_run(x: Tensor, weight: Tensor, groups: int = 1) -> bool:
-    """Whether the kernel takes these, and works on their device."""
+    """Whether the weight gradient's kernel takes these, and all kernels work on their device."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return (
         torch.is_grad_enabled()
@@ -81,6 +91,8 @@ class _Conv(torch.autograd.Function):
         ctx.geometry = geometry
         ctx.bias_sizes = None if bias is None else [len(bias)]
         ctx.like = torch.empty_like(weight, device="meta")
+        if bias is None and _is_own(x, weight, geometry, FORWARD_CHANNELS):
+            return convolve(x, rounded, geometry[1], False)
         return F.conv2d(x, rounded, bias, *geometry)
 
     @staticmethod
@@ -89,14 +101,53 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = dy.contiguous(memory_format=LAST)
         dx, dw, db = None, None, None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            mask = [ctx.needs_input_grad[0], False, ctx.needs_input_grad[2]]
+        own = ctx.needs_input_grad[0] and _is_own(x, weight, ctx.geometry, BACKWARD_CHANNELS)
+        mask = [ctx.needs_input_grad[0] and not own, False, ctx.needs_input_grad[2]]
+        if any(mask):
             dx, _, db = torch.ops.aten.convolution_backward(
                 dy, x, weight, ctx.bias_sizes, *ctx.geometry, False, (0, 0), 1, mask
             )
+        if own:
+            dx = convolve(dy, weight, ctx.geometry[1], True)
         if ctx.needs_input_grad[1]:
             dw = weight_gradient(x, dy, torch.empty_like(ctx.like, device=x.device), *ctx.geometry)
         return dx, dw, db, None
+
+
+def _is_own(x: Tensor, weight: Tensor, geometry: tuple[Pair, Pair, Pair], channels: set[int]) -> bool:
+    """Whether ``convolve`` takes a convolution of these, or its input gradient."""
+    stride, padding, dilation = geometry
+    CO, CI, *kernel = weight.shape
+    H, W = (side + 2 * pad for side, pad in zip(x.shape[2:], padding, strict=True))
+    return (
+        tuple(stride) == tuple(dilation) == (1, 1)
+        and kernel == [3, 3]
+        and max(CO, CI) in channels
+        and min(H, W) >= 3  # or torch refuses it
+        and len(x) * CO * H * W < 2**31
+    )
+
+
+def convolve(x: Tensor, weight: Tensor, padding: Pair, mirrored: bool) -> Tensor:
+    """A convolution with stride 1 of channels-last tensors; with ``mirrored`` its input gradient, ``x`` being dy."""
+    from . import conv_forward_kernels
+
+    CO, CI, KH, KW = weight.shape
+    PH, PW = padding
+    if mirrored:  # taps and channels change places
+        CO, CI, PH, PW = CI, CO, KH - 1 - PH, KW - 1 - PW
+    n, _, H, W = x.shape
+    OH, OW = H + 2 * PH - KH + 1, W + 2 * PW - KW + 1
+    y = torch.empty(n, CO, OH, OW, dtype=x.dtype, device=x.device, memory_format=LAST)
+    BM, ROWS, BLOCKS, warps = (_BACKWARD if mirrored else _FORWARD)[max(CI, CO)]
+    BLOCKS = math.gcd(BLOCKS, CO // 16)
+    places = n * ceil(OH, ROWS) * OW
+    image = {"H": H, "W": W, "OH": OH, "OW": OW, "CI": CI, "CO": CO, "KH": KH, "KW": KW, "PH": PH, "PW": PW}
+    kind = {"MIRRORED": mirrored, "CUT": x.dtype == torch.float32, "PAIR": 4 // x.element_size()}
+    tile = {"BM": BM, "ROWS": ROWS, "BLOCKS": BLOCKS, "num_warps": warps, "num_stages": 1}
+    grid = (ceil(places, BM), CO // (16 * BLOCKS))
+    launch(conv_forward_kernels.convolve, grid, x, weight, y, places, **image, **kind, **tile)
+    return y
 
 
 def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
@@ -151,24 +202,31 @@ class _Plan:
 
 
 def agrees(dtype: torch.dtype, device: torch.device) -> bool:
-    """The weight gradient against torch's own, on whole numbers, which TF32 and bf16 hold exactly."""
+    """All three parts against torch's own, on whole numbers, which TF32 and bf16 hold exactly."""
     generator = torch.Generator().manual_seed(0)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).to(device, torch.float32, memory_format=LAST)
+
     for shape, (CO, CI, size), (stride, padding) in (
-        ((3, 16, 9, 9), (16, 16, 3), (1, 1)),
+        ((2, 16, 5, 9), (16, 16, 3), (1, 1)),
         ((2, 32, 8, 8), (64, 32, 1), (2, 0)),
         ((1, 32, 7, 7), (32, 32, 3), (2, 1)),
+        ((1, 64, 4, 3), (32, 64, 3), (1, 1)),
     ):
-        x, w = (
-            torch.randint(-2, 3, sizes, generator=generator).to(device, torch.float32, memory_format=LAST)
-            for sizes in (shape, (CO, CI, size, size))
-        )
-        w.requires_grad_()
+        x, w = whole(*shape).requires_grad_(), whole(CO, CI, size, size).requires_grad_()
+        geometry = ((stride, stride), (padding, padding), (1, 1))
         with torch.enable_grad():
-            y = F.conv2d(x, w, None, stride, padding)
-        dy = torch.randint(-2, 3, y.shape, generator=generator).to(device, torch.float32, memory_format=LAST)
-        (want,) = torch.autograd.grad(y, w, dy)
-        out = torch.empty_like(w, requires_grad=False)
-        got = weight_gradient(x.to(dtype), dy.to(dtype), out, (stride, stride), (padding, padding), (1, 1))
-        if not float((got - want).abs().max()) < 0.1:  # some of cuDNN's algorithms round even here
+            y = F.conv2d(x, w, None, *geometry)
+        dy = whole(*y.shape)
+        dx, dw = torch.autograd.grad(y, (x, w), dy)
+        held = [part.detach().to(dtype) for part in (x, w, dy)]
+        pairs = [(weight_gradient(held[0], held[2], torch.empty_like(dw), *geometry), dw)]
+        if _is_own(x, w, geometry, FORWARD_CHANNELS):
+            pairs.append((convolve(held[0], held[1], geometry[1], False), y.detach()))
+        if _is_own(x, w, geometry, BACKWARD_CHANNELS):
+            pairs.append((convolve(held[2], held[1], geometry[1], True), dx))
+        # Below 256, so exact in bf16 too; but some of cuDNN's algorithms round even here.
+        if not all(float((got - want).abs().max()) < 0.1 for got, want in pairs):
             return False
     return True
