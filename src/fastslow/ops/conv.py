@@ -30,8 +30,8 @@ _COLUMNS = 16  # numbers of the gradient that one program adds up
 
 # Output and input gradient, by the larger number of channels. A program's places, output rows at each, output channels
 # in units of 16, and warps; then the numbers of channels for which this is faster than cuDNN.
-_FORWARD: dict[int, Tile] = {16: (16, 4, 1, 1), 32: (8, 4, 2, 1), 48: (16, 1, 3, 1), 64: (8, 4, 1, 1)}
-_BACKWARD: dict[int, Tile] = dict(_FORWARD)
+_FORWARD: dict[int, Tile] = {16: (16, 8, 1, 1), 32: (16, 4, 2, 1), 48: (16, 1, 3, 1), 64: (8, 4, 2, 1)}
+_BACKWARD: dict[int, Tile] = {**_FORWARD, 64: (8, 8, 1, 1)}
 FORWARD_CHANNELS = {16, 32, 48, 64}
 BACKWARD_CHANNELS = {16, 32, 48, 64}
 

@@ -303,16 +303,58 @@ def add_to(place, values, mask):
     tl.store(place, tl.load(place, mask, 0.0) + values, mask)
 
 
-@triton.jit
-def of_all_groups(dtokens, place, places, alive, lane, GROUPS: tl.constexpr):
-    """What all groups of channels found for a token: a row of B and C, and one of rate and u, each in parts."""
-    both = tl.zeros((LANES,), tl.float32)
-    rest = tl.zeros((LANES,), tl.float32)
+@triton.jit(do_not_specialize=["row", "places"])
+def join_groups(
+    tiles, layers, starts, earliest, dtokens, row, places,
+    GROUPS: tl.constexpr, SPLITS: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What all groups of channels found for a token, in the place of what the first found: B, C, rate, u."""
+    tile = tl.program_id(0)
+    layer, _begin, count, end = read_tile(tiles, layers, tile, row)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (t < count)[:, None] & (end > tl.load(earliest + layer))
+    at = dtokens + (tile * T + t[:, None]) * D_TOKEN
+    column = tl.arange(0, 2 * STATES)[None, :]
+    both = tl.zeros((ROWS, 2 * STATES), tl.float32)
+    rate = tl.zeros((ROWS, 1), tl.float32)
+    u = tl.zeros((ROWS, 1), tl.float32)
     for g in tl.static_range(GROUPS):
-        at = dtokens + (g * places.to(tl.int64) + place) * D_TOKEN + lane
-        both += tl.load(at, alive[g], 0.0)
-        rest += tl.load(at + 2 * STATES, alive[g] & (lane < D_TOKEN - 2 * STATES), 0.0)
-    return both, rest
+        alive = inside & (end > tl.load(starts + layer * GROUPS + g))
+        of_group = at + g * places.to(tl.int64) * D_TOKEN
+        both += tl.load(of_group + column, alive, 0.0)
+        for split in tl.static_range(SPLITS):
+            rate += tl.load(of_group + 2 * STATES + split, alive, 0.0)
+            u += tl.load(of_group + 2 * STATES + SPLITS + split, alive, 0.0)
+    tl.store(at + column, both, inside)
+    tl.store(at + 2 * STATES, rate, inside)
+    tl.store(at + 2 * STATES + 1, u, inside)
+
+
+@triton.jit
+def read_way_back(
+    xs, dx, dtokens, taps, place, places, c, ok, lane, inside, alive,
+    CHANNELS: tl.constexpr, SPLITS: tl.constexpr, TAPS: tl.constexpr, Q: tl.constexpr,
+):  # fmt: skip
+    """For `unproject`, of Q tokens: x, parts of its gradient, gradients of B and C (a column a lane), rate and u; taps.
+
+    Zeros for what is not `inside` of the tile. What this group of channels found counts where it is `alive`.
+    """
+    found = ()
+    for j in tl.static_range(Q):
+        at = place + j
+        parts = ()
+        for split in tl.static_range(SPLITS):
+            part = dx + (split * places.to(tl.int64) + at) * CHANNELS + c
+            parts = parts + (tl.load(part, ok & (j < inside) & alive, 0.0),)
+        seen = ()
+        for k in tl.static_range(TAPS):
+            seen = seen + (tl.load(taps + at * TAPS + k, j < inside, 0.0),)
+        x = tl.load(xs + at * CHANNELS + c, ok & (j < inside), 0.0)
+        both = tl.load(dtokens + at * D_TOKEN + lane, j < inside, 0.0)
+        rate = tl.load(dtokens + at * D_TOKEN + 2 * STATES, j < inside, 0.0)
+        u = tl.load(dtokens + at * D_TOKEN + 2 * STATES + 1, j < inside, 0.0)
+        found = found + ((x, parts, both, rate, u, seen),)
+    return found
 
 
 @triton.jit(do_not_specialize=["number", "row", "places"])
@@ -354,71 +396,50 @@ def unproject(
         layer, _begin, count, end = read_tile(tiles, layers, tile, row)
         if end > tl.load(earliest + layer):
             embedding = tl.load(lre + layer)
-            alive = ()
-            for g in tl.static_range(GROUPS):
-                alive = alive + (end > tl.load(starts + layer * GROUPS + g),)
-            own_alive = end > tl.load(starts + layer * GROUPS + group)
+            alive = end > tl.load(starts + layer * GROUPS + group)
             done = 0
+            following = read_way_back(
+                xs, dx, dtokens, taps, tile * T, places, c, ok, lane, count, alive, CHANNELS, SPLITS, TAPS, Q
+            )  # fmt: skip
             while done < count:
-                # All of Q tokens is loaded before any of it is used.
-                xs_now = ()
-                dx_now = ()
-                both_now = ()
-                rest_now = ()
-                taps_now = ()
-                for j in tl.static_range(Q):
-                    place = tile * T + done + j
-                    inside = done + j < count
-                    xs_now = xs_now + (tl.load(xs + place * CHANNELS + c, ok & inside, 0.0),)
-                    d = tl.zeros((LANES,), tl.float32)
-                    for split in tl.static_range(SPLITS):
-                        at = dx + (split * places.to(tl.int64) + place) * CHANNELS + c
-                        d += tl.load(at, ok & inside & own_alive, 0.0)
-                    dx_now = dx_now + (d,)
-                    both, others = of_all_groups(dtokens, place, places, alive, lane, GROUPS)
-                    both_now = both_now + (tl.where(inside, both, 0.0),)
-                    rest_now = rest_now + (tl.where(inside, others, 0.0),)
-                    seen = ()
-                    for k in tl.static_range(TAPS):
-                        seen = seen + (tl.load(taps + place * TAPS + k, inside, 0.0),)
-                    taps_now = taps_now + (seen,)
+                now = following
+                done += Q
+                following = read_way_back(  # while these are computed
+                    xs, dx, dtokens, taps, tile * T + done, places, c, ok, lane, count - done, alive, CHANNELS, SPLITS,
+                    TAPS, Q,
+                )  # fmt: skip
                 ds = ()
                 for j in tl.static_range(Q):
-                    x = xs_now[j]
-                    d = dx_now[j]
-                    position = end - count + done + j
-                    d_rate = tl.zeros((LANES,), tl.float32)
-                    d_u = tl.zeros((LANES,), tl.float32)
+                    x, parts, both, d_rate, d_u, seen = now[j]
+                    d = d_rate * to_rate
                     for split in tl.static_range(SPLITS):
-                        d_rate += spread(rest_now[j], split)
-                        d_u += spread(rest_now[j], SPLITS + split)
-                    d += d_rate * to_rate
+                        d += parts[split]
+                    position = end - count + done - Q + j
                     d_to_rate += d_rate * x
-                    d_rest += d_u * taps_now[j][0]
+                    d_rest += d_u * seen[0]
                     new_d_both = ()
                     for i in tl.static_range(SHARED):
-                        value = spread(both_now[j], i)
+                        value = spread(both, i)
                         d += value * to_both[i]
                         new_d_both = new_d_both + (d_both[i] + value * x,)
                     d_both = new_d_both
                     pre = bias
                     for k in tl.static_range(TAPS):
-                        u = taps_now[j][k] * token_weight + tl.where(position == k, embedding, 0.0)
+                        u = seen[k] * token_weight + tl.where(position == k, embedding, 0.0)
                         pre += u * weights[k]
                     bend = logistic(pre)
-                    d = tl.where(done + j < count, d * (bend + x * (1.0 - bend)), 0.0)
+                    d = tl.where(done - Q + j < count, d * (bend + x * (1.0 - bend)), 0.0)
                     d_bias += d
                     new_d_weights = ()
                     for k in tl.static_range(TAPS):
-                        new_d_weights = new_d_weights + (d_weights[k] + d * taps_now[j][k],)
+                        new_d_weights = new_d_weights + (d_weights[k] + d * seen[k],)
                     d_weights = new_d_weights
                     ds = ds + (d,)
-                first = end - count + done
+                first = end - count + done - Q
                 if first < TAPS:
                     for j in tl.static_range(Q):
                         edge = edges + (layer * TAPS + first + j) * CHANNELS + c
-                        tl.store(edge, ds[j], ok & (first + j < TAPS) & (done + j < count))
-                done += Q
+                        tl.store(edge, ds[j], ok & (first + j < TAPS) & (done - Q + j < count))
         tile += tl.num_programs(0)
     mixed += program * (2 * STATES + 1) * CHANNELS + c
     for i in tl.static_range(SHARED):

@@ -29,7 +29,8 @@ _SOME = 8  # states of a program of the backward kernel
 _WALKERS = 198  # programs of it for each group of channels and part of the states: as many as run at once
 _WALKERS_BEFORE = 528  # in rows of which only the slowest channels need much
 _REGISTERS = 168  # of a thread there: the few bytes that don't fit cost less than fewer warps at work
-_RETURNERS = 396  # programs of `unproject` for each group of channels
+_RETURNERS = 462  # programs of `unproject` for each group of channels: as many as run at once
+_UNROLLED_RETURN = 2  # tokens there
 _PROJECT = {"num_warps": 2, "maxnreg": 168}
 _STATES = 16
 _NEVER = 1 << 30  # a start that no tile reaches
@@ -293,7 +294,7 @@ class _Sweep:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
         if not self.entered:
             self.enter()
-        sums = _Sums(self)
+        sums, call = _Sums(self), self.call
         kept = self._kept()
         for row in reversed(range(self.rows)):
             last = row == self.rows - 1
@@ -316,10 +317,15 @@ class _Sweep:
                 **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
             _launch(
+                backward_kernels.join_groups, (len(table.tiles), call.tile // self.block), *tables[1:],
+                self.earliest, sums.dtokens, row, len(self.xs), GROUPS=self.split["GROUPS"], SPLITS=sums.splits,
+                T=call.tile, ROWS=self.block, num_warps=1,
+            )  # fmt: skip
+            _launch(
                 backward_kernels.unproject, (len(sums.rest), self.split["GROUPS"]), self.records, self.token_weight,
                 self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens, sums.mixed,
                 sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs), SPLITS=sums.splits,
-                WANTED=last, maxnreg=_REGISTERS, **{**self.walk, "Q": self.unrolled},
+                WANTED=last, maxnreg=_REGISTERS, **{**self.walk, "Q": min(_UNROLLED_RETURN, call.tile)},
             )  # fmt: skip
         return sums.result()
 
