@@ -19,6 +19,7 @@ from fastslow.training.loop import Trainer
 from fastslow.training.ranks import Ranks
 from fastslow.training.recovery import LeftOut, RollBack
 from fastslow.training.run import RunFolder
+from fastslow.training.state import prepare_rollback, roll_back
 from together import together
 
 WHITE = 22  # an image of the third batch
@@ -137,12 +138,12 @@ def test_the_run_ends_and_says_what_it_left_out(tmp_path, method, on_nan, poison
     assert finite.broken_state(whole.model) is None
     # Killed after any step and resumed, it is the same run.
     stopped = trainer(method, poison, on_nan, tmp_path / "stopped", checkpoint_every="4steps")
-    stopped._prepare_rollback()
+    prepare_rollback(stopped)
     for _ in range(bad[-1] - 1):
         try:
             tiny.step(stopped, 1)
         except RollBack as back:
-            stopped._roll_back(back)
+            roll_back(stopped, back)
     stopped.save()
     continued = Trainer(stopped.config, dataset(), run=RunFolder.open(tmp_path / "stopped"))
     continued.resume()

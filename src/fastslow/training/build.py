@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: model, optimizer."""
+"""From a config to the parts of a run: model, batches, optimizer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from torch import nn
 
 from .. import models
 from ..convert import binarize_, first_and_last
+from ..data import AnyBatches, Dataset, batches_of, default_workers
 from ..methods import METHODS
 from ..weights import load_strictly, load_weights
 from .config import FIRST_AND_LAST, NONE, SHIPPED, RunConfig
+from .evaluate import evaluation_batches
 from .named_weights import PREFIX, find_weights
+from .ranks import Ranks
 
 
 def shipped_weights(model: str, data: str) -> Path:
@@ -83,6 +86,25 @@ def method_fields(config: RunConfig) -> dict[str, Any]:
 
 def _expand(model: nn.Module, entry: str) -> list[str]:
     return first_and_last(model) if entry == FIRST_AND_LAST else [entry]
+
+
+def build_batches(
+    config: RunConfig, dataset: Dataset, ranks: Ranks, device: torch.device, channels_last: bool
+) -> tuple[AnyBatches, AnyBatches]:
+    """What a run trains on, this rank's share of it, and what it is evaluated on."""
+    workers = default_workers(ranks.local_size) if config.workers < 0 else config.workers
+    options: dict[str, Any] = {"device": device, "channels_last": channels_last, "workers": workers}
+    train = batches_of(
+        dataset.train,
+        min(config.batch_size, len(dataset.train)),
+        seed=config.seed,
+        augment=config.augment,
+        shuffle=True,
+        drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
+        share=ranks.share,
+        **options,
+    )
+    return train, evaluation_batches(dataset.test, **options)
 
 
 def build_base_optimizer(config: RunConfig, model: nn.Module, capturable: bool = False) -> torch.optim.Optimizer:

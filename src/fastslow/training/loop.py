@@ -8,37 +8,35 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import count
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import Dataset, batches_of, default_workers
+from ..data import Dataset
 from ..indicators import indicators
 from ..ops import BitsAhead, fused
-from ..weights import load_strictly, save_weights
+from ..weights import save_weights
 from ..wrapper import BinaryOptimizer
 from ..wrapper import optimizer as wrap
-from .build import build_base_optimizer, build_model
-from .checkpoint import CheckpointError
+from .build import build_base_optimizer, build_batches, build_model
 from .conditions import conditions
 from .config import RunConfig
 from .damping import Damping
-from .evaluate import BitWatch, evaluate, evaluation_batches
+from .evaluate import BitWatch, evaluate
 from .finite import TrainingDiverged, broken_method, broken_state
-from .form import check_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
 from .interrupt import Interrupted, StopRequests
 from .interval import Interval, SaveClock
-from .memory import explained, give_back
+from .memory import explained
 from .precision import float32_products
 from .ranks import ALONE, Ranks, check_together, joint_batch_norm
 from .recovery import Buffers, LeftOut, NotFinite, RollBack, look_after_step, look_before_step
 from .run import WEIGHTS, RunFolder
 from .shown import Shown
 from .sinks import Silent, Sink
+from .state import load_newest, load_state, prepare_rollback, roll_back, save_newest, take_state
 from .teacher import Teacher
 
 log = logging.getLogger("fastslow")
@@ -79,22 +77,7 @@ class Trainer:
         self.sink = sink if sink is not None else Silent()
         self._clock = SaveClock(Interval.parse(config.checkpoint_every))
         channels_last = self.device.type == "cuda"
-        workers = default_workers(ranks.local_size) if config.workers < 0 else config.workers
-        self.train_batches = batches_of(
-            dataset.train,
-            min(config.batch_size, len(dataset.train)),
-            seed=config.seed,
-            augment=config.augment,
-            shuffle=True,
-            device=self.device,
-            drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
-            channels_last=channels_last,
-            share=ranks.share,
-            workers=workers,
-        )
-        self.test_batches = evaluation_batches(
-            dataset.test, device=self.device, channels_last=channels_last, workers=workers
-        )
+        self.train_batches, self.test_batches = build_batches(config, dataset, ranks, self.device, channels_last)
         classes = len(dataset.train.classes)
         self.model: nn.Module = build_model(config, classes).to(self.device)
         if channels_last:
@@ -140,12 +123,12 @@ class Trainer:
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
             with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
-                self._prepare_rollback()
+                prepare_rollback(self)
                 while len(self.rows) < self.config.epochs:
                     try:
                         self._train_epoch(stop)
                     except RollBack as back:
-                        self._roll_back(back)
+                        roll_back(self, back)
             result = self._finish()
             self.sink.result(result)
         finally:
@@ -375,142 +358,22 @@ class Trainer:
         fix = ", or --on-nan rollback" if self.config.on_nan != "rollback" else ""
         raise TrainingDiverged(f"training diverged: {what}; {good}; try a smaller lr{fix}")
 
-    def _prepare_rollback(self) -> None:
-        """There is always a checkpoint to go back to."""
-        if self.config.on_nan == "rollback":
-            paths = self.ranks.from_first(None if self.run is None else self.run.checkpoints.paths())
-            if paths is None:
-                raise ValueError("on_nan='rollback' goes back to a checkpoint: give the trainer a run folder")
-            if not paths:
-                self.save()
-
-    def _roll_back(self, back: RollBack) -> None:
-        steps = self.left_out.steps
-        self.resume()
-        self.left_out.steps |= steps
-        self.left_out.add(back.step)
-        log.warning("%s; back to step %d, and step %d will be left out", back, self.done, back.step)
-
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "bits": self.bits.state_dict(),
-            "done": self.done,
-            "left_out": sorted(self.left_out.steps),
-            "steps_per_epoch": len(self.train_batches),
-            "rows": self.rows,
-            "metrics": self._method_metrics(),
-            "seconds": self._seconds,
-            "epoch_seconds": self._epoch_seconds,
-            "loss_sum": self._loss_sum,
-            "correct": self._correct,
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            **self._shown.state_dict(),
-            **self._states_of_ranks(),
-        }
-
-    def _states_of_ranks(self) -> dict[str, Any]:
-        """The random numbers of the other ranks, if there are any. All of them take part in a ``state_dict``."""
-        self.ranks.collect(self._loss_sum, self._correct)
-        if self.ranks.size == 1:
-            return {}
-        cuda = self.device.type == "cuda"
-        return {
-            "rank_rng": self.ranks.gather(torch.get_rng_state()),
-            "rank_cuda_rng": self.ranks.gather(torch.cuda.get_rng_state(self.device)) if cuda else None,
-        }
+        return take_state(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["steps_per_epoch"] != len(self.train_batches):
-            raise ValueError(
-                f"it has {state['steps_per_epoch']} steps an epoch, the run now has {len(self.train_batches)}: "
-                "the data set has changed"
-            )
-        load_strictly(self.model, state["model"], "its network")
-        check_state(state, self)
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
-            # How a step is computed is the device's affair: a run may move to another one.
-            saved.update({key: group[key] for key in ("capturable", "fused", "foreach") if key in group})
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._restore_placement(rates)
-        self.bits.load_state_dict(state["bits"])
-        self._shown.load_state_dict(state)
-        self.done = state["done"]
-        self.left_out.steps = set(state.get("left_out", []))  # runs begun before there was a choice have none
-        self.rows = state["rows"]
-        self._metrics = state["metrics"]
-        self._seconds = state["seconds"]
-        self._epoch_seconds = state["epoch_seconds"]
-        if self.ranks.first:  # of all ranks together
-            self._loss_sum.copy_(state["loss_sum"])
-            self._correct.copy_(state["correct"])
-        self._load_random_numbers(state)
-
-    def _load_random_numbers(self, state: dict[str, Any]) -> None:
-        """Those of this rank. A run that goes on with another number of ranks starts new ones for all but the first."""
-        rng, cuda_rng = state["rng"], state["cuda_rng"]
-        if not self.ranks.first:
-            if len(state.get("rank_rng", ())) != self.ranks.size:
-                torch.manual_seed(self.ranks.seed(self.config.seed + self.done))
-                return
-            rng, cuda_rng = state["rank_rng"][self.ranks.rank], state["rank_cuda_rng"]
-            cuda_rng = None if cuda_rng is None else cuda_rng[self.ranks.rank]
-        torch.set_rng_state(rng)
-        if cuda_rng is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda_rng, self.device)
-
-    def _restore_placement(self, rates: list[Any]) -> None:
-        """Put a loaded optimizer state where a captured step wants it, which torch leaves as it was in the file.
-
-        Learning rates that were tensors on the device stay these tensors, and momenta are laid out as their
-        channels-last weights: a file holds both on the CPU, row by row.
-        """
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate.fill_(float(group["lr"])) if isinstance(rate, Tensor) else float(group["lr"])
-        for p, kept in self.optimizer.state.items():
-            for key, value in kept.items():
-                if isinstance(value, Tensor) and value.shape == p.shape and value.stride() != p.stride():
-                    kept[key] = torch.empty_like(p, requires_grad=False).copy_(value)
+        load_state(self, state)
 
     def save(self) -> None:
         """Take a checkpoint, if the run has a folder."""
-        if self.run is None and self.ranks.size == 1:
-            return
-        self._check_finite()
-        state = self.state_dict()
-        if self.run is not None:
-            self.run.checkpoints.keep = self.config.keep
-            self.run.checkpoints.save(self.done, state)
-        self._clock.saved()
-        give_back()
+        if self.run is not None or self.ranks.size > 1:
+            self._check_finite()
+            save_newest(self)
+            self._clock.saved()
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""
         with nullcontext() if self.run is None else self.run.lock:
-            self._resume()
-
-    def _resume(self) -> None:
-        path, state = self.ranks.from_first(self._newest() if self.run is not None else None)
-        if path is None:
-            return
-        try:
-            self.load_state_dict(state)
-        except (ValueError, LookupError, RuntimeError, TypeError, AttributeError, ArithmeticError) as error:
-            raise CheckpointError(f"{path} doesn't belong to this run: {error}") from error
-        if self.run is not None:
-            self.run.rewind_metrics(self.rows)
-        log.info("resumed at step %d from %s", self.done, path)
-
-    def _newest(self) -> tuple[Path | None, Any]:
-        assert self.run is not None
-        self.run.checkpoints.sweep()
-        if self.run.checkpoints.paths():
-            return self.run.checkpoints.load_newest()
-        self.run.rewind_metrics([])
-        log.info("%s has no checkpoint yet: starting from its beginning", self.run.path)
-        return None, None
+            load_newest(self)
