@@ -16,9 +16,9 @@ import optuna
 import pytest
 import torch
 from optuna.trial import FixedTrial, TrialState, create_trial
-from PIL import Image
 
 import tiny
+from calling import write_pictures
 from fastslow import cli, data
 from fastslow.sweep.space import Choice, Range, Space, parse_space
 from fastslow.sweep.study import Sweep, Worker, open_study
@@ -111,13 +111,7 @@ def test_a_name_once_and_at_least_one():
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> str:
     """Two classes, 63 training and 7 test images of 32 x 32 pixels."""
-    folder = tmp_path_factory.mktemp("pictures")
-    made = tiny.images(70, 3, size=32, classes=2)
-    for i, image in enumerate(made.images):
-        path = folder / ("cats", "dogs")[i % 2] / f"{i}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
-    return f"folder:{folder}"
+    return write_pictures(tmp_path_factory.mktemp("pictures"), 70)
 
 
 @pytest.fixture
