@@ -94,16 +94,21 @@ def test_groups_of_channels_that_forget_at_once_beside_others_that_never_do() ->
         assert_close(gradient.cpu(), expected[name], name, 3e-5)
 
 
+def random_states() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE == "cuda" else [])]
+
+
 @pytest.mark.parametrize("layout", ["per_weight"] if DEVICE == "cpu" else ["per_weight", "concat"])
 def test_a_kernel_is_trusted_only_where_it_agrees(
     layout: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = torch.device(DEVICE)
-    before = torch.get_rng_state()
+    before = random_states()
     kernels.trusted.cache_clear()
-    with torch.no_grad():  # as in an optimizer's step
+    with monkeypatch.context() as patched, torch.no_grad():  # as in an optimizer's step
+        patched.setattr(torch, "manual_seed", None)  # it is every device's
         assert kernels.trusted(layout, device)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, random_states(), before))
     right = getattr(launch, layout)
     for wrong in (lambda *args: 1.01 * right(*args), lambda *args: 1 / 0):
         monkeypatch.setattr(launch, layout, wrong)

@@ -124,6 +124,7 @@ def test_a_step_that_cannot_be_captured_runs_one_kernel_at_a_time(method, caplog
     assert other._graphed is not None
     assert other._graphed.graph is None
     assert sum("capturing one failed" in record.message for record in caplog.records) == 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     for a, b in zip(eager.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 

@@ -98,6 +98,7 @@ class GraphedSteps:
         random = torch.cuda.default_generators[self.loss.get_device()]
         random_before = random.clone_state()
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(trainer.device)
         torch.cuda.synchronize(trainer.device)
         try:
             with torch.cuda.graph(graph, stream=self.stream):
@@ -105,6 +106,7 @@ class GraphedSteps:
         except Exception as error:  # a network may do anything in its forward pass
             # Nothing was computed, but Python has seen a step: everything goes back to where it was.
             del graph
+            torch.cuda.set_stream(stream)  # torch leaves the capture's own behind
             torch.cuda.synchronize(trainer.device)
             random.graphsafe_set_state(random_before)
             trainer.optimizer.zero_grad()

@@ -62,8 +62,8 @@ def trusted(layout: str, device: torch.device) -> bool:
     from fastslow.hypernets.slow import MambaSlowNet
 
     sizes = [200, 100] if device.type == "cuda" else [10, 5]  # the interpreter is slow
-    with torch.random.fork_rng(devices=[]):  # on the CPU, and without a trace in the run's random numbers
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):  # on the CPU, and without a trace in the run's random numbers:
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would also start those of the GPU anew
         net = MambaSlowNet(2, d_state=2).to(device)  # compiles what a net of the default width will use
         history = torch.randn(2, sum(sizes)).to(device)
     parameters = list(net.parameters())
