@@ -79,12 +79,14 @@ class Group:
     def deviation(self, name: str = "test_accuracy") -> float | None:
         return deviation(self.values(name))
 
-    def against(self, other: Group) -> Paired | None:
-        """Last epochs compared over the seeds that both have, if both started from the same float weights."""
+    def against(self, other: Group, name: str = "test_accuracy") -> Paired | None:
+        """Compared over the seeds that both have, if both started from the same float weights."""
         if self.start != other.start:
             return None
-        mine = {record.config.seed: float(record["test_accuracy"]) for record in self.records}
-        theirs = {record.config.seed: float(record["test_accuracy"]) for record in other.records}
+        mine, theirs = (
+            dict(zip((record.config.seed for record in group.records), group.values(name), strict=True))
+            for group in (self, other)
+        )
         seeds = sorted(mine.keys() & theirs.keys())
         if not seeds:
             return None

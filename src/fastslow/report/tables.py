@@ -167,13 +167,15 @@ def headline(results: Results) -> Table:
                     group_value(ste),
                     difference(against),
                     pair_words(against),
+                    difference(group.against(ste, "last10")),
                     said,
                     verdict(against),
                 )
             )
+    columns = ("Difference [95 %]", "Paired t-test", "Difference, last 10 [95 %]", "In the paper", "Shown")
     return Table(
         "Learned gradients against the straight-through estimator",
-        ("Setting", "Method", "Ours, last epoch", "STE", "Difference [95 %]", "Paired t-test", "In the paper", "Shown"),
+        ("Setting", "Method", "Ours, last epoch", "STE", *columns),
         tuple(rows),
         labels=2,
         note="" if rows else "No setting has runs of both yet.",
@@ -223,12 +225,14 @@ def readme_table(results: Results) -> Table:
                     method_name(group.method),
                     str(group.n),
                     group_value(group),
+                    group_value(group, "last10"),
                     NONE if group is ste else f"{difference(against)}, {pair_words(against)}",
                     NONE if paper is None else f"{paper['test'][0]:.2f}",
                     f"{group.mean('seconds') / 60:.1f}",
                 )
             )
-    columns = ("1-bit weights", "Gradient", "n", "Test accuracy, last epoch", "Against STE", "Paper", "Minutes")
+    accuracies = ("Test accuracy, last epoch", "Last 10", "Against STE, last epoch", "Paper")
+    columns = ("1-bit weights", "Gradient", "n", *accuracies, "Minutes")
     return Table("", columns, tuple(rows), labels=2, note="" if rows else "No setting has runs of both yet.")
 
 
