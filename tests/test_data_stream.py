@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -146,6 +148,29 @@ def test_a_broken_file_is_named(images, tmp_path, workers):
     assert sorted(sentence.partition(" ")[0] for sentence in wrong) == [
         str(tmp_path / "train" / name) for name in ("a/1.png", "b/2.png")
     ]
+
+
+@pytest.mark.parametrize("kept", ["an epoch", "an exception"])
+def test_a_program_ends_although_it_keeps(kept, images, tmp_path):
+    """Workers ignore signals, and Python waits for its processes at the end."""
+    if kept == "an exception":
+        images = shutil.copytree(images, tmp_path / "images")
+        sorted((images / "train" / "class1").iterdir())[-1].write_bytes(b"no image")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from fastslow.data import DataError, batches_of, load\n"
+        "if __name__ == '__main__':\n"
+        f"    epoch = batches_of(load('stream:{images}', size=16).train, 4, workers=1).epoch()\n"
+        "    next(epoch)\n"
+        f"    if {kept == 'an exception'}:\n"
+        "        try:\n"
+        "            list(epoch)\n"
+        "        except DataError as error:\n"
+        "            kept = error\n"
+        "    print('done')\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True)
+    assert (ended.stdout, ended.stderr) == ("done\n", "")
 
 
 def test_workers_by_default(monkeypatch):

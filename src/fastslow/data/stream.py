@@ -7,11 +7,13 @@ to whichever worker decodes it. Number of workers, processes and where a run was
 
 from __future__ import annotations
 
+import atexit
 import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -229,6 +231,22 @@ class _Requests:
 
 def _decode_all(requests: Any, size: int, workers: int, pin: bool = False) -> Iterator[Tensor]:
     """The images of each request, in order."""
+    decoded = _decoded(requests, size, workers, pin)
+    _decoding.add(decoded)
+    return decoded
+
+
+_decoding: weakref.WeakSet[Generator[Tensor]] = weakref.WeakSet()
+
+
+@atexit.register  # before Python waits for its processes, since this module was imported after those of torch
+def _stop_workers() -> None:
+    """Workers ignore signals: those of an epoch that nobody went through to its end would be waited for for ever."""
+    for decoded in list(_decoding):
+        decoded.close()
+
+
+def _decoded(requests: Any, size: int, workers: int, pin: bool) -> Generator[Tensor]:
     # A loader draws a seed for its workers, which don't use it: not from the generator that dropout draws from.
     fields: dict[str, Any] = {"generator": torch.Generator()}
     if workers:
@@ -238,20 +256,23 @@ def _decode_all(requests: Any, size: int, workers: int, pin: bool = False) -> It
         fields |= {"multiprocessing_context": context, "worker_init_fn": _ignore_signals, "num_workers": workers}
     loader = DataLoader(_Decoder(size), batch_sampler=requests, collate_fn=_keep, pin_memory=pin, **fields)
     batches = iter(loader)
-    while True:
-        try:
-            found = next(batches)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DataError(
-                "a process that decodes images was killed, most likely for want of memory: use fewer --workers"
-            ) from error
-        if isinstance(found, str):
-            raise DataError(found)
-        yield cast(Tensor, found)
+    try:
+        while True:
+            try:
+                found = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise DataError(
+                    "a process that decodes images was killed, most likely for want of memory: use fewer --workers"
+                ) from error.with_traceback(None)
+            if isinstance(found, str):
+                raise DataError(found)
+            yield cast(Tensor, found)
+    finally:
+        del batches  # here the workers end, also if somebody keeps the exception and, with it, this frame
 
 
 def check_files(image_set: FileSet, workers: int | None = None) -> list[str]:
