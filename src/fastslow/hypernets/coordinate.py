@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import kernels
+
 State = tuple[Tensor, Tensor]
 
 
@@ -25,7 +27,24 @@ class CoordinateLSTM(nn.Module):
         return zeros, zeros.clone()
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step: (n,) inputs and the state before it -> (n,) outputs and the state after it."""
+        """One step: (n,) inputs and the state before it -> (n,) outputs and the state after it, not differentiable."""
+        given = (x, *state)
+        if (
+            x.device.type == "cuda"
+            and self.hidden <= 128  # more don't fit in registers
+            and not any(tensor.requires_grad or tensor.dtype != torch.float32 for tensor in given)
+            and kernels.tf32_allowed()
+            and kernels.available()
+            and kernels.step_trusted(x.device)
+        ):
+            from .kernels import lstm_launch  # imports Triton
+
+            return lstm_launch.step(self, x, state)
+        output, (h, c) = self.plain(x, state)
+        return output, (h.detach(), c.detach())
+
+    def plain(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """The same in torch."""
         if x.device.type == "cuda":
             # cuDNN's kernels are made for long sequences: for one step, two products and one kernel for the rest take a
             # fraction of their time.

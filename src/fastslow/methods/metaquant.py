@@ -209,7 +209,7 @@ class CarriedMemory:
         columns = self.driver.columns(layers)
         output, (h, c) = self.net(x, (self.h[columns], self.c[columns]))
         if torch.is_grad_enabled():
-            self._next = (columns, h.detach(), c.detach())  # the graph still needs the state before
+            self._next = (columns, h, c)  # the graph still needs the state before
         return output
 
     def commit(self) -> None:

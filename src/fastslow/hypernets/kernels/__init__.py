@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,8 +66,8 @@ def trusted(layout: str, device: torch.device) -> bool:
         torch.default_generator.manual_seed(0)  # torch.manual_seed would also start those of the GPU anew
         net = MambaSlowNet(2, d_state=2).to(device)  # compiles what a net of the default width will use
         history = torch.randn(2, sum(sizes)).to(device)
-    parameters = list(net.parameters())
-    try:
+
+    def agrees() -> bool:
         from fastslow.hypernets.kernels import launch
 
         with torch.enable_grad():
@@ -75,11 +75,58 @@ def trusted(layout: str, device: torch.device) -> bool:
                 getattr(launch, layout)(net, history, sizes, [1, 0], None),
                 getattr(super(MambaSlowNet, net), layout)(history, sizes, [1, 0]),
             ]
-            results = [[out.detach(), *torch.autograd.grad(out.square().sum(), parameters)] for out in outs]
-        agree = all(float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in zip(*results, strict=True))
+            return _alike(outs, list(net.parameters()))
+
+    return _tried(f"slow-net's {layout}", device, agrees)
+
+
+def tf32_allowed() -> bool:
+    """Whether torch's own products of float32 matrices may round their factors to TF32: then so may ours."""
+    products = torch.backends.cuda.matmul
+    precision = getattr(products, "fp32_precision", None)  # torch 2.9 and later, where asking the older name may fail
+    return bool(products.allow_tf32) if precision is None else precision == "tf32"
+
+
+@functools.cache
+def step_trusted(device: torch.device) -> bool:
+    """The same for a step of the coordinate LSTM."""
+    from fastslow.hypernets.coordinate import CoordinateLSTM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        net = CoordinateLSTM(100 if device.type == "cuda" else 3).to(device)
+        x, h, c = (torch.randn(*size).to(device) for size in ((70,), (70, net.hidden), (70, net.hidden)))
+
+    def agrees() -> bool:
+        from fastslow.hypernets.kernels import lstm_launch
+
+        ours = functools.partial(lstm_launch.step, net)
+        with torch.enable_grad():
+            (out, state), (plain_out, plain_state) = (way(x, (h, c)) for way in (ours, net.plain))
+            close = functools.partial(_close, share=5e-3)  # products are in TF32
+            return _alike([out, plain_out], list(net.parameters()), close) and all(map(close, state, plain_state))
+
+    return _tried("coordinate LSTM's", device, agrees)
+
+
+def _close(a: Tensor, b: Tensor, share: float = 1e-3) -> bool:
+    return float((a - b).detach().norm()) <= share * float(b.detach().norm())
+
+
+def _alike(
+    outs: Sequence[Tensor], parameters: Sequence[Tensor], close: Callable[[Tensor, Tensor], bool] = _close
+) -> bool:
+    """Whether two ways to compute something give the same, and the same gradients."""
+    results = [[out.detach(), *torch.autograd.grad(out.square().sum(), parameters)] for out in outs]
+    return all(map(close, *results))
+
+
+def _tried(what: str, device: torch.device, agrees: Callable[[], bool]) -> bool:
+    try:
+        agree = agrees()
     except Exception as error:  # whatever a compiler or a driver may raise
-        log.warning("the slow-net's %s kernels don't run on %s, PyTorch takes their place: %s", layout, device, error)
+        log.warning("the %s kernels don't run on %s, PyTorch takes their place: %s", what, device, error)
         return False
     if not agree:
-        log.warning("the slow-net's %s kernels compute wrongly on %s: PyTorch takes their place", layout, device)
+        log.warning("the %s kernels compute wrongly on %s: PyTorch takes their place", what, device)
     return agree

@@ -43,3 +43,11 @@ def softplus(v):
     series = 1.0 / 3 + q * series
     series = 1.0 + q * series
     return tl.maximum(v, 0.0) + 2.0 * s * series
+
+
+@triton.jit
+def tanh(v):
+    """Near 0 the difference below would lose its digits, and the series doesn't."""
+    q = v * v
+    series = v + v * q * (-1.0 / 3 + q * (2.0 / 15 - q * (17.0 / 315)))
+    return tl.where(q < 0.01, series, 2.0 * logistic(2.0 * v) - 1.0)

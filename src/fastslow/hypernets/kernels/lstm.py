@@ -1,0 +1,131 @@
+# pyright: reportGeneralTypeIssues=false
+# What is inside @triton.jit is Triton's language, not Python.
+"""One step of an LSTM with one input and a linear head with one output, for many coordinates at once.
+
+    gates i, f, g, o = W_in x + W h + b,   c' = s(f) c + s(i) tanh(g),   h' = s(o) tanh(c'),   out = head . h' + const
+
+A program takes BM coordinates, whose h (BM, K) stays with it, and goes through the hidden units BJ at a time: four
+products of matrices, one a gate. Nothing but c' and h' is written. The way back computes the gates again, and sums over
+the coordinates in registers: a program has BJ hidden units and a range of coordinates, and leaves a partial sum.
+K is the number H of hidden units, rounded up to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+from fastslow.hypernets.kernels.maths import logistic, tanh
+
+GATES = tl.constexpr(4)  # i, f, g, o, as torch stores them
+
+
+@triton.jit
+def gate(
+    index: tl.constexpr, hs, xs, to_input, to_state, bias, j, ok, H: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One gate before its bend, (coordinates, hidden units)."""
+    row = index * H + j
+    k = tl.arange(0, K)
+    weights = tl.load(to_state + row[:, None] * H + k[None, :], ok[:, None] & (k < H)[None, :], 0.0)
+    of_input = tl.load(to_input + row, ok, 0.0)
+    constant = tl.load(bias + row, ok, 0.0)
+    given = xs[:, None] * of_input[None, :] + constant[None, :]
+    return tl.dot(hs, tl.trans(weights), given, input_precision="tf32")
+
+
+@triton.jit
+def coordinates_of(x, h, m, n, H: tl.constexpr, K: tl.constexpr):
+    """x (BM,) and h (BM, K) of some coordinates; zeros for those that there aren't."""
+    inside = m < n
+    k = tl.arange(0, K)
+    hs = tl.load(h + m.to(tl.int64)[:, None] * H + k[None, :], inside[:, None] & (k < H)[None, :], 0.0)
+    return tl.load(x + m, inside, 0.0), hs
+
+
+@triton.jit
+def bent_gates(
+    hs, xs, to_input, to_state, bias, j, ok, H: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    i = logistic(gate(0, hs, xs, to_input, to_state, bias, j, ok, H, K))
+    f = logistic(gate(1, hs, xs, to_input, to_state, bias, j, ok, H, K))
+    g = tanh(gate(2, hs, xs, to_input, to_state, bias, j, ok, H, K))
+    o = logistic(gate(3, hs, xs, to_input, to_state, bias, j, ok, H, K))
+    return i, f, g, o
+
+
+@triton.jit(do_not_specialize=["n"])
+def step(
+    x, h, c, to_input, to_state, bias, head, constant, out, h_after, c_after, n,
+    H: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    xs, hs = coordinates_of(x, h, m, n, H, K)
+    found = tl.zeros((BM,), tl.float32) + tl.load(constant)
+    for first in range(0, H, BJ):
+        j = first + tl.arange(0, BJ)
+        ok = j < H
+        i, f, g, o = bent_gates(hs, xs, to_input, to_state, bias, j, ok, H, K)
+        at = m.to(tl.int64)[:, None] * H + j[None, :]
+        there = (m < n)[:, None] & ok[None, :]
+        state = f * tl.load(c + at, there, 0.0) + i * g
+        shown = o * tanh(state)
+        tl.store(c_after + at, state, there)
+        tl.store(h_after + at, shown, there)
+        found += tl.sum(tl.where(there, shown, 0.0) * tl.load(head + j, ok, 0.0)[None, :], 1)
+    tl.store(out + m, found, m < n)
+
+
+@triton.jit(do_not_specialize=["n", "rounds"])
+def gradients(
+    x, h, c, to_input, to_state, bias, head, cotangent, of_state, of_rest, n, rounds,
+    H: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Partial sums: of_state (programs, GATES, H, H), of_rest (programs, 2 GATES + 1, H): input, bias, head."""
+    j = tl.program_id(0) * BJ + tl.arange(0, BJ)
+    part = tl.program_id(1)
+    ok = j < H
+    k = tl.arange(0, K)
+    to_out = tl.load(head + j, ok, 0.0)
+    sums = ()
+    inputs = ()
+    biases = ()
+    for _gate in tl.static_range(GATES):
+        sums = sums + (tl.zeros((BJ, K), tl.float32),)
+        inputs = inputs + (tl.zeros((BJ,), tl.float32),)
+        biases = biases + (tl.zeros((BJ,), tl.float32),)
+    heads = tl.zeros((BJ,), tl.float32)
+    turn = 0
+    while turn < rounds:
+        m = (part * rounds + turn) * BM + tl.arange(0, BM)
+        xs, hs = coordinates_of(x, h, m, n, H, K)
+        i, f, g, o = bent_gates(hs, xs, to_input, to_state, bias, j, ok, H, K)
+        there = (m < n)[:, None] & ok[None, :]
+        before = tl.load(c + m.to(tl.int64)[:, None] * H + j[None, :], there, 0.0)
+        bent = tanh(f * before + i * g)
+        wanted = tl.load(cotangent + m, m < n, 0.0)
+        heads += tl.sum(wanted[:, None] * (o * bent), 0)
+        d_shown = wanted[:, None] * to_out[None, :]
+        d_state = d_shown * o * (1.0 - bent * bent)
+        ds = (
+            d_state * g * i * (1.0 - i),
+            d_state * before * f * (1.0 - f),
+            d_state * i * (1.0 - g * g),
+            d_shown * bent * o * (1.0 - o),
+        )
+        new_sums = ()
+        new_inputs = ()
+        new_biases = ()
+        for q in tl.static_range(GATES):
+            new_sums = new_sums + (tl.dot(tl.trans(ds[q]), hs, sums[q], input_precision="tf32"),)
+            new_inputs = new_inputs + (inputs[q] + tl.sum(ds[q] * xs[:, None], 0),)
+            new_biases = new_biases + (biases[q] + tl.sum(ds[q], 0),)
+        sums = new_sums
+        inputs = new_inputs
+        biases = new_biases
+        turn += 1
+    of_rest += part * (2 * GATES + 1) * H + j
+    for q in tl.static_range(GATES):
+        to = of_state + (part * GATES + q).to(tl.int64) * H * H + j[:, None] * H + k[None, :]
+        tl.store(to, sums[q], ok[:, None] & (k < H)[None, :])
+        tl.store(of_rest + q * H, inputs[q], ok)
+        tl.store(of_rest + (GATES + q) * H, biases[q], ok)
+    tl.store(of_rest + 2 * GATES * H, heads, ok)
