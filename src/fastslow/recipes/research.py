@@ -97,7 +97,14 @@ GRADIENTS = (
     _plus("slow", "The memory alone, without the current step.", fast=False),
     _plus("fast", "The current step alone, without the memory.", slow=False),
     _plus("4-steps", "Four batches say more than one, and are less myopic.", horizon=4),
+    _plus("8-steps", "Eight more so.", horizon=8),
+    _plus(
+        "flip-price",
+        "Bits that flip by the reworking alone are mostly noise: let them cost something.",
+        flip_penalty=0.1,
+    ),
     _plus("0.2", "A smaller change is a safer one.", rho=0.2),
+    _plus("1.0", "A larger one has more to say.", rho=1.0),
     _plus("any-size", "The networks may also learn how large a step is.", keep_size=False),
 )
 
