@@ -70,6 +70,31 @@ def test_concat_is_the_float64_reference(options: dict, size: float, horizon_tol
         assert_close(gradient.cpu(), expected[name], name, 1e-4 if name.startswith("dt_proj") else 3e-5)
 
 
+def test_concat_finds_states_once_and_never_takes_others_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, twin = make(d_state=2, expand=2)
+    net.horizon_tol = 0.0
+    sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([2], [1], 4)
+    net = net.to(DEVICE)
+    histories = [torch.randn(2, sum(sizes), device=DEVICE) * 1e-2 for _ in range(2)]
+    cotangent = torch.randn(sum(sizes), device=DEVICE)
+    found, find = [], concat_launch._Sweep._enter_all
+    monkeypatch.setattr(concat_launch._Sweep, "_enter_all", lambda self: (found.append(self), find(self))[1])
+
+    def check(got: torch.Tensor, history: torch.Tensor) -> None:
+        want = twin.concat(history.cpu().double(), sizes, layers, reference=True)
+        expected = gradients(twin, want, cotangent.cpu())
+        for name, gradient in gradients(net, got, cotangent).items():
+            assert_close(gradient.cpu(), expected[name], name, 1e-4 if name.startswith("dt_proj") else 3e-5)
+
+    first, second = (concat_launch.concat(net, h, sizes, layers, None, tile=tile) for h in histories)
+    groups = len(found) // 2
+    known = concat_launch.concat(net, histories[1], sizes, layers, None, second.detach(), tile=tile)
+    check(known, histories[1])  # with what the sweep before has left behind
+    assert len(found) == 3 * groups - 1
+    check(first, histories[0])  # whose states another sweep has overwritten
+    assert len(found) == 4 * groups - 1
+
+
 @pytest.mark.slow
 def test_groups_of_channels_that_forget_at_once_beside_others_that_never_do() -> None:
     """Then the horizon leaves out old tiles of some groups and not of others, and nothing changes."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -45,7 +46,7 @@ class Table(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Some neighbouring layers: the row with their embeddings, and all others."""
+    """Some neighbouring layers: the row with their embeddings, and all others. Tiles have the same numbers."""
 
     first: Table
     later: Table
@@ -73,8 +74,8 @@ def groups(sizes: tuple[int, ...], device: torch.device, tile: int) -> list[Grou
 def _table(sizes: tuple[int, ...], column: int, begin: int, device: torch.device, tile: int) -> Table:
     tiles, layers = [], []
     for index, size in enumerate(sizes):
-        before = len(tiles)
-        tiles += [(index, at, min(tile, size - at)) for at in range(begin, size, tile)]
+        before = len(tiles)  # as many in every row, so that a layer never writes where another one's numbers are
+        tiles += [(index, at, min(tile, size - at)) for at in range(begin, begin + size + 1, tile)]
         layers.append((column, size, before, len(tiles)))
         column += size
     as_tensor = functools.partial(torch.tensor, dtype=torch.int32, device=device)
@@ -110,7 +111,15 @@ def concat(
     lre = net.lre.weight[:, 0].index_select(0, constant(layers, history.device))
     unit = history.new_ones(len(sizes)) if scales is None else 1 / scales
     zoh = net.discretization == "zoh"
-    call = _Call(history.contiguous(), tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile)
+    history = history.contiguous()
+    versions = tuple(tensor._version for tensor in (history, *net.parameters()))
+    made_from: Any = (history.data_ptr(), history.shape, tuple(layers), tuple(sizes), tile, net.horizon_tol, versions)
+    if scales is not None:  # nobody knows what they were made from
+        made_from = object()
+    place = _kept.setdefault(net, _Kept())
+    call = _Call(
+        history, tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile, place, made_from
+    )  # fmt: skip
     return cast(Tensor, _Concat.apply(records, token_weight, lre, call, known))
 
 
@@ -125,6 +134,8 @@ class _Call(NamedTuple):
     taps: int
     zoh: bool
     tile: int
+    place: _Kept
+    made_from: Any  # what the states of a sweep depend on
 
     @property
     def split(self) -> dict[str, int]:
@@ -151,38 +162,37 @@ class _Concat(torch.autograd.Function):
         ctx: Any, records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, known: Tensor | None
     ) -> Tensor:
         records = records.T.contiguous()  # lanes are channels
-        ctx.save_for_backward(records, token_weight, lre)
+        parameters = (records, token_weight, lre)
+        ctx.save_for_backward(*parameters)
         ctx.call = call
         if known is not None:
             ctx.starts = call.checked(known)[0]
-            # The way back needs the states of the way there: those of the first group, which bounds the memory, are
-            # found now, perhaps beside other work, before there is anything to differentiate.
-            ctx.sweep = _Sweep(records, token_weight, lre, call, ctx.starts, call.groups[0])
-            ctx.sweep.enter()
+            # The way back needs the states of the way there. If they aren't there any more they are found now, perhaps
+            # beside other work, before there is anything to differentiate.
+            call.place.sweep(parameters, call, ctx.starts).enter()
             return known.clone()
-        ctx.sweep = None
         partial = call.history.new_empty(call.split["GROUPS"], call.history.shape[1])
-        _outputs(records, token_weight, lre, call, call.starts, partial)
+        _outputs(parameters, call, call.starts, partial)
         out = partial.sum(0) * _spread(call)
         ctx.starts, again = call.checked(out)
-        if call.guess is None:
-            return out
-        # Layers whose largest output was guessed too large are done again in full: launched always, since asking would
-        # wait for the GPU, but done only by them.
-        _outputs(records, token_weight, lre, call, again, partial)
-        return partial.sum(0) * _spread(call)
+        if call.guess is not None:
+            # Layers whose largest output was guessed too large are done again in full: launched always, since asking
+            # would wait for the GPU, but done only by them.
+            _outputs(parameters, call, again, partial)
+            out = partial.sum(0) * _spread(call)
+        call.place.made_from = call.made_from
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        records, token_weight, lre = ctx.saved_tensors
+        records, token_weight, lre = parameters = ctx.saved_tensors
         call: _Call = ctx.call
         cotangent = (cotangent * _spread(call)).contiguous()
         total = torch.zeros(call.channels, len(records), dtype=torch.float64, device=records.device)
         d_token = torch.zeros(1, dtype=torch.float64, device=records.device)
         d_lre = []
-        for group in call.groups:
-            sweep, ctx.sweep = ctx.sweep or _Sweep(records, token_weight, lre, call, ctx.starts, group), None
+        for sweep in _sweeps(parameters, call, ctx.starts):
             piece, rest, firsts = sweep.gradients(cotangent)
             total += piece
             d_token += rest
@@ -200,18 +210,59 @@ def _spread(call: _Call) -> Tensor | float:
     return 1.0 if call.scales is None else repeated(call.scales, call.sizes)
 
 
-def _outputs(records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, partial: Tensor) -> None:
-    for group in call.groups:
-        _Sweep(records, token_weight, lre, call, starts, group).outputs(partial)
+def _outputs(parameters: tuple[Tensor, ...], call: _Call, starts: Tensor, partial: Tensor) -> None:
+    call.place.made_from = None
+    for sweep in _sweeps(parameters, call, starts):
+        sweep.outputs(partial)
+
+
+def _sweeps(parameters: tuple[Tensor, ...], call: _Call, starts: Tensor) -> Iterator[_Sweep]:
+    """One for each group of layers. The first one's memory stays, which is all of it in a small network."""
+    yield call.place.sweep(parameters, call, starts)
+    for group in call.groups[1:]:
+        yield _Sweep(parameters, call, starts, group, _Room(call, group))
+
+
+class _Room:
+    """The memory of a sweep: what is found for each token of a row, and for each tile of all rows."""
+
+    def __init__(self, call: _Call, group: Group) -> None:
+        new, table, rows = call.history.new_empty, group.first, len(call.history)
+        self.tokens = new(table.places, int(forward_kernels.TOKEN))
+        self.taps = new(table.places, call.taps)
+        self.xs, self.dts = (new(table.places, call.channels) for _ in range(2))
+        self.states = new(rows, len(table.tiles), _STATES, call.channels)  # that come into each tile
+        self.totals = new(rows, len(table.tiles), call.channels)  # sums of its steps
+
+
+class _Kept:
+    """What one network's last sweep over the first group of layers left behind, in a place of its own.
+
+    A look-ahead finds the states that the next step needs to differentiate it: they are not found twice. All of it is
+    there before a CUDA graph is captured, whose last launches fill what its first ones read in the next step.
+    """
+
+    def __init__(self) -> None:
+        self.made_from: Any = None
+        self._room: tuple[Any, _Room] | None = None
+
+    def sweep(self, parameters: tuple[Tensor, ...], call: _Call, starts: Tensor) -> _Sweep:
+        key = (call.history.shape, call.history.device, call.sizes, call.channels, call.taps, call.tile)
+        if self._room is None or self._room[0] != key:
+            self._room = key, _Room(call, call.groups[0])
+            self.made_from = None
+        return _Sweep(parameters, call, starts, call.groups[0], self._room[1])
+
+
+_kept: weakref.WeakKeyDictionary[MambaSlowNet, _Kept] = weakref.WeakKeyDictionary()
 
 
 class _Sweep:
-    """The launches over the rows of one group of layers, and the memory that they share."""
+    """The launches over the rows of one group of layers."""
 
-    def __init__(
-        self, records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, starts: Tensor, group: Group
-    ) -> None:
-        self.records, self.token_weight, self.call, self.group = records, token_weight, call, group
+    def __init__(self, parameters: tuple[Tensor, ...], call: _Call, starts: Tensor, group: Group, room: _Room) -> None:
+        self.records, self.token_weight, lre = parameters
+        self.call, self.group, self.room = call, group, room
         self.lre, self.unit = lre[group.span].contiguous(), call.unit[group.span].contiguous()
         self.rows, self.weights = call.history.shape
         self.channels, self.split = call.channels, call.split
@@ -224,14 +275,9 @@ class _Sweep:
         self.shape = {**self.split, "TAPS": call.taps, "T": call.tile}
         self.unrolled = min(_UNROLLED_BACK, call.tile)
         self.walk = {**self.shape, "Q": min(_UNROLLED, call.tile), "num_warps": 1}
-        places = max(group.first.places, group.later.places)
-        self.tokens = records.new_empty(places, int(forward_kernels.TOKEN))
-        self.taps = records.new_empty(places, call.taps)
-        self.xs = records.new_empty(places, self.channels)
-        self.dts = records.new_empty(places, self.channels)
-        self.entered: list[tuple[Tensor, Tensor]] = []  # by `enter`: for each row, what `_enter` found
+        self.tokens, self.taps, self.xs, self.dts = room.tokens, room.taps, room.xs, room.dts
 
-    def _kept(self) -> Tensor:
+    def _nothing(self) -> Tensor:
         return self.records.new_zeros(len(self.starts), _STATES, self.channels)
 
     def _per_tile(self, table: Table) -> Tensor:
@@ -251,55 +297,60 @@ class _Sweep:
         )  # fmt: skip
         return table
 
-    def _enter(self, row: int, table: Table, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that comes into each tile of a projected row, and the sum of the tile's steps."""
-        added = self._per_tile(table)
-        totals = self.records.new_empty(len(added), self.channels)
+    def _enter(self, row: int, kept: Tensor) -> Table:
+        """Project a row; find the state that comes into each of its tiles, and the sum of the tile's steps."""
+        table = self._project(row)
+        added, totals = self._per_tile(table), self.room.totals[row]
         _launch(
             forward_kernels.summarise, (len(table.tiles), self.split["GROUPS"]), self.records, table.tiles,
             table.layers, self.group_starts, self.tokens, self.xs, self.dts, added, totals, row, ZOH=self.call.zoh,
             **self.walk,
         )  # fmt: skip
-        return self._carry(row, table, added, totals, kept, back=False), totals
+        self._carry(row, added, self.room.states[row], kept, back=False)
+        return table
 
-    def _carry(
-        self, row: int, table: Table, added: Tensor | None, totals: Tensor, kept: Tensor, *, back: bool
-    ) -> Tensor:
-        coming_in = self._per_tile(table)
+    def _carry(self, row: int, added: Tensor | None, coming_in: Tensor, kept: Tensor, *, back: bool) -> None:
+        table, totals = self.group.row(row), self.room.totals[row]
         _launch(
             forward_kernels.carry, (len(kept), _STATES, self.split["GROUPS"]), self.records, table.tiles, table.layers,
             self.starts, totals if added is None else added, totals, coming_in, kept, row, CHANNELS=self.channels,
             PER=self.split["PER"], TAPS=self.call.taps, Q=_UNROLLED, BACK=back, ADDS=added is not None, num_warps=1,
         )  # fmt: skip
-        return coming_in
+
+    def _enter_all(self) -> Table:
+        kept = self._nothing()
+        for row in range(self.rows - 1):
+            self._enter(row, kept)
+        return self._enter(self.rows - 1, kept)
 
     def outputs(self, partial: Tensor) -> None:
-        kept, last = self._kept(), self.rows - 1
-        for row in range(last):
-            self._enter(row, self._project(row), kept)
-        table = self._project(last)
-        states, _ = self._enter(last, table, kept)
+        table, last = self._enter_all(), self.rows - 1
         _launch(
             forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
-            self.group_starts, self.tokens, self.xs, self.dts, states, partial, last, self.weights, ZOH=self.call.zoh,
-            **self.walk,
+            self.group_starts, self.tokens, self.xs, self.dts, self.room.states[last], partial, last, self.weights,
+            ZOH=self.call.zoh, **self.walk,
         )  # fmt: skip
 
     def enter(self) -> None:
-        """Find the states that come into all tiles, for `gradients`. The last row's projections stay where they are."""
-        kept = self._kept()
-        self.entered = [self._enter(row, self._project(row), kept) for row in range(self.rows)]
+        """Find the states that come into all tiles, if they aren't there. The last row's projections stay as well."""
+        place = self.call.place
+        if self.group is not self.call.groups[0] or place.made_from != self.call.made_from:
+            self._enter_all()
+        if self.group is self.call.groups[0]:
+            place.made_from = self.call.made_from
 
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
-        if not self.entered:
-            self.enter()
+        self.enter()
+        if self.group is self.call.groups[0]:
+            self.call.place.made_from = None  # other rows' projections will take the last one's place
         sums, call = _Sums(self), self.call
-        kept = self._kept()
+        kept = self._nothing()
+        flows = torch.empty_like(self.room.states[0])
         for row in reversed(range(self.rows)):
             last = row == self.rows - 1
             table = self.group.row(row) if last else self._project(row)
-            states, totals = self.entered.pop()
+            states = self.room.states[row]
             tables = (self.records, table.tiles, table.layers, self.group_starts)
             added = None
             if last:
@@ -308,7 +359,7 @@ class _Sweep:
                     backward_kernels.back_summarise, (len(table.tiles), self.split["GROUPS"]), *tables, self.tokens,
                     self.dts, cotangent, added, row, **self.walk,
                 )  # fmt: skip
-            flows = self._carry(row, table, added, totals, kept, back=True)
+            self._carry(row, added, flows, kept, back=True)
             walkers = sums.walkers if last else sums.walkers_before
             _launch(
                 backward_kernels.gradients, (walkers, sums.splits, self.split["GROUPS"]), *tables, self.starts,
