@@ -80,6 +80,12 @@ RECIPES = (
     Idea("damping-1e-2", "The same, ten times stronger.", {**_COSINE, "damping": 1e-2}, _USUAL),
     Idea("distill-0.5", "The float network's outputs say more than labels.", {**_COSINE, "distill": 0.5}, _USUAL),
     Idea("distill-0.9", "The same, nearly without labels.", {**_COSINE, "distill": 0.9}, _USUAL),
+    Idea(
+        "ema-distill",
+        "A majority vote over flips, and a teacher.",
+        {**_COSINE, "ema": 0.999, "distill": 0.5},
+        "ema-0.999/ste",
+    ),
     Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
 )
 
