@@ -83,7 +83,7 @@ class LookaheadDriver(FlatDriver):
         self.started = False
         self._shared_eta: Tensor | None = None  # where all layers have one learning rate, a tensor
         self._active: list[int] = []
-        self._cosine: Tensor | None = None
+        self._directions: tuple[Tensor, Tensor] | None = None  # registered and straight-through, of the last step
         self._ahead: Ahead | None = None
 
     eager_steps = 3
@@ -235,7 +235,7 @@ class LookaheadDriver(FlatDriver):
         registered = proposal.registered.detach()
         for optimizer in self.optimizers:
             optimizer.step()
-        self._cosine = torch.cosine_similarity(registered, -cotangent, dim=0)
+        self._directions = registered, cotangent
         return layers, registered
 
     def _register(self, layers: list[int], registered: Tensor | None) -> None:
@@ -245,11 +245,12 @@ class LookaheadDriver(FlatDriver):
             flat_vectors.write([gradient(self.slots[i]) for i in layers], registered)
 
     def _make_capturable(self) -> None:
-        """On a GPU the hypernetworks' optimizers keep their step counts there, as a CUDA graph needs them."""
+        """On a GPU the hypernetworks' optimizers are one kernel each, and keep their step counts there for a graph."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                if "capturable" in group:
-                    group["capturable"] = self.device.type == "cuda"
+                for how in ("capturable", "fused"):
+                    if how in group:
+                        group[how] = self.device.type == "cuda"
             for state in optimizer.state.values():
                 if isinstance(state.get("step"), Tensor):
                     state["step"] = state["step"].to(self.device if self.device.type == "cuda" else "cpu")
@@ -270,7 +271,10 @@ class LookaheadDriver(FlatDriver):
 
     def metrics(self) -> dict[str, float]:
         """Cosine between the registered gradient and the straight-through one, ``g * C(W~)``, of the last step."""
-        return {} if self._cosine is None else {"gradient_cosine": float(self._cosine)}
+        if self._directions is None:
+            return {}
+        registered, cotangent = self._directions
+        return {"gradient_cosine": float(torch.cosine_similarity(registered, -cotangent, dim=0))}
 
     def kept(self) -> dict[str, Tensor]:
         """Subclasses add theirs."""
