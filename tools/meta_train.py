@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class Copy:
         self.epoch = 0
         self.steps = self._forever()
         self.start = {key: value.clone() for key, value in self._tensors().items()}
+        if self.stream is not None:
+            torch.cuda.synchronize(device)  # all of it is there before the stream begins
 
     @property
     def driver(self) -> FSGPlusDriver:
@@ -99,31 +102,33 @@ class Copy:
             found |= {("base", i, key): value for key, value in state.items() if isinstance(value, Tensor)}
         return found
 
+    def _here(self) -> AbstractContextManager[Any]:
+        """What is done in here follows what the copy has done before, beside all other copies."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
     def begin(self, shift: int) -> None:
         """Back to step 0, with other batches."""
-        for key, value in self._tensors().items():
-            value.copy_(self.start.get(key, torch.zeros_like(value)))
+        with self._here():
+            for key, value in self._tensors().items():
+                value.copy_(self.start.get(key, torch.zeros_like(value)))
         self.trainer.done = 0
         self.trainer.optimizer.steps = 0  # pyright: ignore[reportAttributeAccessIssue]
         self.epoch += shift
         self.steps = self._forever()
 
     def set_theta(self, theta: Tensor) -> None:
-        self.driver.tensors["theta"].copy_(theta)
+        with self._here():
+            self.driver.tensors["theta"].copy_(theta)
 
     def step(self) -> None:
-        if self.stream is None:
-            next(self.steps)
-            return
-        with torch.cuda.stream(self.stream):
+        with self._here():
             next(self.steps)
 
     def take_loss(self, steps: int) -> float:
         """The mean training loss since it was asked for last."""
-        if self.stream is not None:
-            self.stream.synchronize()
-        loss = float(self.trainer._loss_sum) / (steps * self.trainer.train_batches.batch_size)
-        self.trainer._loss_sum.zero_()
+        with self._here():
+            loss = float(self.trainer._loss_sum) / (steps * self.trainer.train_batches.batch_size)
+            self.trainer._loss_sum.zero_()
         return loss
 
 
