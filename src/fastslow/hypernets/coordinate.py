@@ -28,15 +28,7 @@ class CoordinateLSTM(nn.Module):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: (n,) inputs and the state before it -> (n,) outputs and the state after it, not differentiable."""
-        given = (x, *state)
-        if (
-            x.device.type == "cuda"
-            and self.hidden <= 128  # more don't fit in registers
-            and not any(tensor.requires_grad or tensor.dtype != torch.float32 for tensor in given)
-            and kernels.tf32_allowed()
-            and kernels.available()
-            and kernels.step_trusted(x.device)
-        ):
+        if kernels.lstm_can_run(self.hidden, x, *state):
             from .kernels import lstm_launch  # imports Triton
 
             return lstm_launch.step(self, x, state)

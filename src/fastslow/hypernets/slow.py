@@ -15,6 +15,7 @@ from fastslow.hypernets import kernels, native
 from fastslow.hypernets.layouts import SlowNet
 from fastslow.hypernets.scan import Discretization, check_discretization, selective_scan_reference
 from fastslow.hypernets.scan_chunked import selective_scan
+from fastslow.hypernets.segments import repeated
 
 
 class MambaSlowNet(SlowNet):
@@ -169,6 +170,26 @@ class LSTMSlowNet(SlowNet):
     def run(self, tokens: Tensor, layer: Tensor, outputs: int, *, reference: bool = False) -> Tensor:
         states, _ = self.lstm(torch.cat([self.lre(layer)[:, None], tokens], 1))
         return self.head(states[:, -outputs:])
+
+    def per_weight(
+        self,
+        history: Tensor,
+        sizes: Sequence[int],
+        layers: Sequence[int],
+        *,
+        scales: Tensor | None = None,
+        known: Tensor | None = None,
+        reference: bool = False,
+    ) -> Tensor:
+        if not reference and self.patch == 1 and kernels.lstm_can_run(self.lstm.hidden_size, history):
+            from fastslow.hypernets.kernels import lstm_launch  # imports Triton
+
+            if scales is None:
+                return lstm_launch.sequence(self, history, sizes, layers, known)
+            unit = repeated(scales, sizes)
+            known = None if known is None else known / unit
+            return lstm_launch.sequence(self, history / unit, sizes, layers, known) * unit
+        return super().per_weight(history, sizes, layers, scales=scales, known=known, reference=reference)
 
 
 def _project(weight: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:

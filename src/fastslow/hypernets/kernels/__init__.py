@@ -80,6 +80,9 @@ def trusted(layout: str, device: torch.device) -> bool:
     return _tried(f"slow-net's {layout}", device, agrees)
 
 
+WIDEST_LSTM = 128  # hidden units: more don't fit in registers
+
+
 def tf32_allowed() -> bool:
     """Whether torch's own products of float32 matrices may round their factors to TF32: then so may ours."""
     products = torch.backends.cuda.matmul
@@ -87,15 +90,29 @@ def tf32_allowed() -> bool:
     return bool(products.allow_tf32) if precision is None else precision == "tf32"
 
 
-@functools.cache
-def step_trusted(device: torch.device) -> bool:
-    """The same for a step of the coordinate LSTM."""
-    from fastslow.hypernets.coordinate import CoordinateLSTM
+def lstm_can_run(hidden: int, *given: Tensor) -> bool:
+    """Whether the LSTMs' kernels take these, and work on their device."""
+    return (
+        all(tensor.is_cuda and tensor.dtype == torch.float32 and not tensor.requires_grad for tensor in given)
+        and hidden <= WIDEST_LSTM
+        and tf32_allowed()
+        and available()
+        and lstm_trusted(given[0].device)
+    )
 
+
+@functools.cache
+def lstm_trusted(device: torch.device) -> bool:
+    """The same for a step of the coordinate LSTM, and for the sequences of the LSTM slow-net."""
+    from fastslow.hypernets.coordinate import CoordinateLSTM
+    from fastslow.hypernets.slow import LSTMSlowNet
+
+    hidden = 100 if device.type == "cuda" else 3  # compiles what nets of the default width will use
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        net = CoordinateLSTM(100 if device.type == "cuda" else 3).to(device)
-        x, h, c = (torch.randn(*size).to(device) for size in ((70,), (70, net.hidden), (70, net.hidden)))
+        net, slow = CoordinateLSTM(hidden).to(device), LSTMSlowNet(2, hidden=hidden).to(device)
+        x, h, c = (torch.randn(*size).to(device) for size in ((70,), (70, hidden), (70, hidden)))
+        history = torch.randn(2, 70).to(device)
 
     def agrees() -> bool:
         from fastslow.hypernets.kernels import lstm_launch
@@ -104,9 +121,17 @@ def step_trusted(device: torch.device) -> bool:
         with torch.enable_grad():
             (out, state), (plain_out, plain_state) = (way(x, (h, c)) for way in (ours, net.plain))
             close = functools.partial(_close, share=5e-3)  # products are in TF32
-            return _alike([out, plain_out], list(net.parameters()), close) and all(map(close, state, plain_state))
+            sequences = [
+                lstm_launch.sequence(slow, history, [40, 30], [1, 0]),
+                super(LSTMSlowNet, slow).per_weight(history, [40, 30], [1, 0]),
+            ]
+            return (
+                _alike([out, plain_out], list(net.parameters()), close)
+                and all(map(close, state, plain_state))
+                and _alike(sequences, list(slow.parameters()), close)
+            )
 
-    return _tried("coordinate LSTM's", device, agrees)
+    return _tried("LSTMs'", device, agrees)
 
 
 def _close(a: Tensor, b: Tensor, share: float = 1e-3) -> bool:

@@ -1,6 +1,6 @@
 # pyright: reportGeneralTypeIssues=false
 # What is inside @triton.jit is Triton's language, not Python.
-"""One step of an LSTM with one input and a linear head with one output, for many coordinates at once.
+"""Steps of an LSTM with one input and a linear head with one output, for many coordinates at once.
 
     gates i, f, g, o = W_in x + W h + b,   c' = s(f) c + s(i) tanh(g),   h' = s(o) tanh(c'),   out = head . h' + const
 
@@ -74,6 +74,49 @@ def step(
     tl.store(out + m, found, m < n)
 
 
+@triton.jit
+def way_back(i, f, g, o, before, bent, d_shown, d_state):
+    """Gradients of the four gates before their bends, from those of h' and c'."""
+    return (
+        d_state * g * i * (1.0 - i),
+        d_state * before * f * (1.0 - f),
+        d_state * i * (1.0 - g * g),
+        d_shown * bent * o * (1.0 - o),
+    )
+
+
+@triton.jit(do_not_specialize=["n"])
+def step_back(
+    x, h, c, to_input, to_state, bias, d_gates, d_h, d_c, n,
+    H: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the gates, (n, GATES * H); and, in the place of those of h' and c', those of h and c."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.arange(0, K)
+    inside = (m < n)[:, None]
+    xs, hs = coordinates_of(x, h, m, n, H, K)
+    found = tl.zeros((BM, K), tl.float32)
+    for first in range(0, H, BJ):
+        j = first + tl.arange(0, BJ)
+        ok = j < H
+        i, f, g, o = bent_gates(hs, xs, to_input, to_state, bias, j, ok, H, K)
+        at = m.to(tl.int64)[:, None] * H + j[None, :]
+        there = inside & ok[None, :]
+        before = tl.load(c + at, there, 0.0)
+        bent = tanh(f * before + i * g)
+        d_shown = tl.load(d_h + at, there, 0.0)
+        d_state = tl.load(d_c + at, there, 0.0) + d_shown * o * (1.0 - bent * bent)
+        tl.store(d_c + at, d_state * f, there)
+        ds = way_back(i, f, g, o, before, bent, d_shown, d_state)
+        for q in tl.static_range(GATES):
+            d = tl.where(there, ds[q], 0.0)
+            tl.store(d_gates + m.to(tl.int64)[:, None] * (GATES * H) + (q * H + j)[None, :], d, there)
+            row = (q * H + j)[:, None] * H + k[None, :]
+            weights = tl.load(to_state + row, ok[:, None] & (k < H)[None, :], 0.0)
+            found = tl.dot(d, weights, found, input_precision="tf32")
+    tl.store(d_h + m.to(tl.int64)[:, None] * H + k[None, :], found, inside & (k < H)[None, :])
+
+
 @triton.jit(do_not_specialize=["n", "rounds"])
 def gradients(
     x, h, c, to_input, to_state, bias, head, cotangent, of_state, of_rest, n, rounds,
@@ -104,13 +147,7 @@ def gradients(
         wanted = tl.load(cotangent + m, m < n, 0.0)
         heads += tl.sum(wanted[:, None] * (o * bent), 0)
         d_shown = wanted[:, None] * to_out[None, :]
-        d_state = d_shown * o * (1.0 - bent * bent)
-        ds = (
-            d_state * g * i * (1.0 - i),
-            d_state * before * f * (1.0 - f),
-            d_state * i * (1.0 - g * g),
-            d_shown * bent * o * (1.0 - o),
-        )
+        ds = way_back(i, f, g, o, before, bent, d_shown, d_shown * o * (1.0 - bent * bent))
         new_sums = ()
         new_inputs = ()
         new_biases = ()
