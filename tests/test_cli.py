@@ -40,6 +40,10 @@ def test_help(call, name, flag):
     assert len(answer.out.splitlines()) > 8
 
 
+def test_version(call):
+    assert call("--version").out == f"fastslow {fs.__version__}\n"
+
+
 def test_without_a_command_comes_the_help(call):
     answer = call()
     assert answer.code == 0

@@ -20,11 +20,27 @@ from .cli_options import DataRoot, Device, Json  # noqa: E402
 
 app = typer.Typer(
     name="fastslow",
-    help="Train binary neural networks with learned fast and slow gradients.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from . import __version__
+
+        print(f"fastslow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Train binary neural networks with learned fast and slow gradients."""
 
 
 def main() -> None:
