@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,30 @@ def test_fifty_steps_of_a_graph_are_fifty_eager_ones(method):
         assert not graphed or (trainer._graphed is not None and trainer._graphed.graph is not None)
         moves.append(joined(trainer.model) - before)
     assert float((moves[1] - moves[0]).norm() / moves[0].norm()) < 0.15  # a bit that turns elsewhere is 0.04 to 0.09
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["ste", "fsg", "fsg-weight"])
+def test_a_state_loaded_into_a_captured_run(method):
+    """Four epochs, back to the end of the second, and the last two once more."""
+    trainer = tiny.trainer(tiny.config(method, model="bare", epochs=6), device="cuda")
+    ends = []
+    with float32_products(trainer.device, tf32=False):
+        for epoch in (0, 1, 2, 3, 2, 3):
+            if epoch == 2 and not ends:
+                saved = copy.deepcopy(trainer.state_dict())
+            elif epoch == 2:
+                assert trainer._graphed is not None
+                assert trainer._graphed.graph is not None
+                trainer.load_state_dict(saved)
+                assert trainer._graphed.graph is None
+            for _ in trainer._steps(epoch, 0):
+                pass
+            trainer._end_epoch(epoch)
+            if epoch == 3:
+                ends.append(joined(trainer.model))
+    assert float((ends[1] - ends[0]).norm() / ends[0].norm()) < 1e-2
 
 
 def joined(model: nn.Module) -> torch.Tensor:

@@ -58,7 +58,13 @@ class GraphedSteps:
         self.stream = torch.cuda.Stream(trainer.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         drivers = trainer.optimizer.drivers if isinstance(trainer.optimizer, BinaryOptimizer) else []
-        self.eager_left = max([3, *(driver.eager_steps for driver in drivers)])
+        self._eager_steps = max([3, *(driver.eager_steps for driver in drivers)])
+        self.eager_left = self._eager_steps
+
+    def start_over(self) -> None:
+        """A state has been loaded: optimizers keep theirs elsewhere now, and a graph would go on with what was."""
+        if self.graph is not None:
+            self.graph, self.eager_left = None, self._eager_steps
 
     def run(self, epoch: int, start: int) -> Iterator[float | None]:
         """The steps of an epoch from batch ``start`` on; yields the loss where it is looked at."""

@@ -70,6 +70,8 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
         trainer._loss_sum.copy_(state["loss_sum"])
         trainer._correct.copy_(state["correct"])
     _load_random_numbers(state, trainer.ranks, trainer.device, trainer.config.seed)
+    if trainer._graphed is not None:
+        trainer._graphed.start_over()
 
 
 def save_newest(trainer: Trainer) -> None:
