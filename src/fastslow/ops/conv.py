@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .switch import LAST, ceil, channels_last, is_fused, launch, on_current_device, trusted
+from .switch import LAST, ceil, channels_last, is_fused, launch, may_round_to_tf32, on_current_device, trusted
 
 Pair = tuple[int, ...]
 Tile = tuple[int, int, int, int]
@@ -70,9 +70,7 @@ def can_run(x: Tensor, weight: Tensor, groups: int = 1) -> bool:
 
 
 def tf32_allowed() -> bool:
-    """Whether torch's own convolutions of float32 may round their factors to TF32: then so may ours."""
-    conv = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later, where asking the older name may fail
-    return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+    return may_round_to_tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
 
 
 def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -42,6 +42,15 @@ def on_current_device(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.device.index == torch.cuda.current_device()
 
 
+def may_round_to_tf32(older: Any, newer: Any) -> bool:
+    """Whether torch's own operations may round factors to TF32: then so may ours.
+
+    ``newer`` has the say in torch 2.9 and later, where asking the older name may fail.
+    """
+    precision = getattr(newer, "fp32_precision", None)
+    return bool(older.allow_tf32) if precision is None else precision == "tf32"
+
+
 def channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=LAST)
 

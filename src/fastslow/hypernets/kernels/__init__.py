@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastslow.hypernets import native
+from fastslow.ops.switch import may_round_to_tf32
 
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
@@ -83,19 +84,12 @@ def trusted(layout: str, device: torch.device) -> bool:
 WIDEST_LSTM = 128  # hidden units: more don't fit in registers
 
 
-def tf32_allowed() -> bool:
-    """Whether torch's own products of float32 matrices may round their factors to TF32: then so may ours."""
-    products = torch.backends.cuda.matmul
-    precision = getattr(products, "fp32_precision", None)  # torch 2.9 and later, where asking the older name may fail
-    return bool(products.allow_tf32) if precision is None else precision == "tf32"
-
-
 def lstm_can_run(hidden: int, *given: Tensor) -> bool:
     """Whether the LSTMs' kernels take these, and work on their device."""
     return (
         all(tensor.is_cuda and tensor.dtype == torch.float32 and not tensor.requires_grad for tensor in given)
         and hidden <= WIDEST_LSTM
-        and tf32_allowed()
+        and may_round_to_tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
         and available()
         and lstm_trusted(given[0].device)
     )

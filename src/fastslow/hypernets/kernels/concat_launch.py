@@ -16,6 +16,7 @@ from fastslow.hypernets.horizon import horizon
 from fastslow.hypernets.kernels import concat as forward_kernels
 from fastslow.hypernets.kernels import concat_backward as backward_kernels
 from fastslow.hypernets.segments import constant, repeated, segment_max
+from fastslow.ops.switch import launch
 
 if TYPE_CHECKING:
     from fastslow.hypernets.slow import MambaSlowNet
@@ -116,11 +117,8 @@ def concat(
     made_from: Any = (history.data_ptr(), history.shape, tuple(layers), tuple(sizes), tile, net.horizon_tol, versions)
     if scales is not None:  # nobody knows what they were made from
         made_from = object()
-    place = _kept.setdefault(net, _Kept())
-    call = _Call(
-        history, tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile, place, made_from
-    )  # fmt: skip
-    return cast(Tensor, _Concat.apply(records, token_weight, lre, call, known))
+    call = _Call(history, tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile, made_from)
+    return cast(Tensor, _Concat.apply(records, token_weight, lre, call, _kept_room(net, call), known))
 
 
 class _Call(NamedTuple):
@@ -134,7 +132,6 @@ class _Call(NamedTuple):
     taps: int
     zoh: bool
     tile: int
-    place: _Kept
     made_from: Any  # what the states of a sweep depend on
 
     @property
@@ -159,28 +156,27 @@ class _Call(NamedTuple):
 class _Concat(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, known: Tensor | None
+        ctx: Any, records: Tensor, token_weight: Tensor, lre: Tensor, call: _Call, room: _Room, known: Tensor | None
     ) -> Tensor:
         records = records.T.contiguous()  # lanes are channels
         parameters = (records, token_weight, lre)
         ctx.save_for_backward(*parameters)
-        ctx.call = call
+        ctx.call, ctx.room = call, room
         if known is not None:
             ctx.starts = call.checked(known)[0]
             # The way back needs the states of the way there. If they aren't there any more they are found now, perhaps
             # beside other work, before there is anything to differentiate.
-            call.place.sweep(parameters, call, ctx.starts).enter()
+            _Sweep(parameters, call, ctx.starts, call.groups[0], room).enter()
             return known.clone()
         partial = call.history.new_empty(call.split["GROUPS"], call.history.shape[1])
-        _outputs(parameters, call, call.starts, partial)
+        _outputs(parameters, call, room, call.starts, partial)
         out = partial.sum(0) * _spread(call)
         ctx.starts, again = call.checked(out)
         if call.guess is not None:
             # Layers whose largest output was guessed too large are done again in full: launched always, since asking
             # would wait for the GPU, but done only by them.
-            _outputs(parameters, call, again, partial)
+            _outputs(parameters, call, room, again, partial)
             out = partial.sum(0) * _spread(call)
-        call.place.made_from = call.made_from
         return out
 
     @staticmethod
@@ -192,7 +188,7 @@ class _Concat(torch.autograd.Function):
         total = torch.zeros(call.channels, len(records), dtype=torch.float64, device=records.device)
         d_token = torch.zeros(1, dtype=torch.float64, device=records.device)
         d_lre = []
-        for sweep in _sweeps(parameters, call, ctx.starts):
+        for sweep in _sweeps(parameters, call, ctx.room, ctx.starts):
             piece, rest, firsts = sweep.gradients(cotangent)
             total += piece
             d_token += rest
@@ -203,6 +199,7 @@ class _Concat(torch.autograd.Function):
             torch.cat(d_lre).to(lre.dtype),
             None,
             None,
+            None,
         )
 
 
@@ -210,15 +207,14 @@ def _spread(call: _Call) -> Tensor | float:
     return 1.0 if call.scales is None else repeated(call.scales, call.sizes)
 
 
-def _outputs(parameters: tuple[Tensor, ...], call: _Call, starts: Tensor, partial: Tensor) -> None:
-    call.place.made_from = None
-    for sweep in _sweeps(parameters, call, starts):
+def _outputs(parameters: tuple[Tensor, ...], call: _Call, room: _Room, starts: Tensor, partial: Tensor) -> None:
+    for sweep in _sweeps(parameters, call, room, starts):
         sweep.outputs(partial)
 
 
-def _sweeps(parameters: tuple[Tensor, ...], call: _Call, starts: Tensor) -> Iterator[_Sweep]:
+def _sweeps(parameters: tuple[Tensor, ...], call: _Call, room: _Room, starts: Tensor) -> Iterator[_Sweep]:
     """One for each group of layers. The first one's memory stays, which is all of it in a small network."""
-    yield call.place.sweep(parameters, call, starts)
+    yield _Sweep(parameters, call, starts, call.groups[0], room)
     for group in call.groups[1:]:
         yield _Sweep(parameters, call, starts, group, _Room(call, group))
 
@@ -233,28 +229,21 @@ class _Room:
         self.xs, self.dts = (new(table.places, call.channels) for _ in range(2))
         self.states = new(rows, len(table.tiles), _STATES, call.channels)  # that come into each tile
         self.totals = new(rows, len(table.tiles), call.channels)  # sums of its steps
+        self.made_from: Any = None  # `_Call.made_from` of what is in it
 
 
-class _Kept:
-    """What one network's last sweep over the first group of layers left behind, in a place of its own.
-
-    A look-ahead finds the states that the next step needs to differentiate it: they are not found twice. All of it is
-    there before a CUDA graph is captured, whose last launches fill what its first ones read in the next step.
-    """
-
-    def __init__(self) -> None:
-        self.made_from: Any = None
-        self._room: tuple[Any, _Room] | None = None
-
-    def sweep(self, parameters: tuple[Tensor, ...], call: _Call, starts: Tensor) -> _Sweep:
-        key = (call.history.shape, call.history.device, call.sizes, call.channels, call.taps, call.tile)
-        if self._room is None or self._room[0] != key:
-            self._room = key, _Room(call, call.groups[0])
-            self.made_from = None
-        return _Sweep(parameters, call, starts, call.groups[0], self._room[1])
+# A network's room for its first group of layers, and what it has room for. A look-ahead finds the states that the next
+# step needs to differentiate it: they are not found twice. The room is there before a CUDA graph is captured, whose
+# last launches fill what its first ones read in the next step.
+_rooms: weakref.WeakKeyDictionary[MambaSlowNet, tuple[Any, _Room]] = weakref.WeakKeyDictionary()
 
 
-_kept: weakref.WeakKeyDictionary[MambaSlowNet, _Kept] = weakref.WeakKeyDictionary()
+def _kept_room(net: MambaSlowNet, call: _Call) -> _Room:
+    size = (call.history.shape, call.history.device, call.sizes, call.channels, call.taps, call.tile)
+    there = _rooms.get(net)
+    if there is None or there[0] != size:
+        there = _rooms[net] = size, _Room(call, call.groups[0])
+    return there[1]
 
 
 class _Sweep:
@@ -286,46 +275,47 @@ class _Sweep:
     def _project(self, row: int) -> Table:
         table, call = self.group.row(row), self.call
         sizes = {"TAPS": call.taps, "T": call.tile}
-        _launch(
+        launch(
             forward_kernels.window, (len(table.tiles),), call.history, self.unit, table.tiles, table.layers,
             self.earliest, self.taps, row, self.weights, num_warps=1, **sizes,
         )  # fmt: skip
-        _launch(
+        launch(
             forward_kernels.project, (len(table.tiles), call.tile // self.block), self.records, self.token_weight,
             self.lre, table.tiles, table.layers, self.earliest, self.taps, self.tokens, self.xs, self.dts, row,
             CHANNELS=self.channels, BLOCK=self.block, WANTED=row == self.rows - 1, num_stages=1, **_PROJECT, **sizes,
         )  # fmt: skip
         return table
 
-    def _enter(self, row: int, kept: Tensor) -> Table:
+    def _enter(self, row: int, kept: Tensor) -> None:
         """Project a row; find the state that comes into each of its tiles, and the sum of the tile's steps."""
         table = self._project(row)
         added, totals = self._per_tile(table), self.room.totals[row]
-        _launch(
+        launch(
             forward_kernels.summarise, (len(table.tiles), self.split["GROUPS"]), self.records, table.tiles,
             table.layers, self.group_starts, self.tokens, self.xs, self.dts, added, totals, row, ZOH=self.call.zoh,
             **self.walk,
         )  # fmt: skip
         self._carry(row, added, self.room.states[row], kept, back=False)
-        return table
 
     def _carry(self, row: int, added: Tensor | None, coming_in: Tensor, kept: Tensor, *, back: bool) -> None:
         table, totals = self.group.row(row), self.room.totals[row]
-        _launch(
+        launch(
             forward_kernels.carry, (len(kept), _STATES, self.split["GROUPS"]), self.records, table.tiles, table.layers,
             self.starts, totals if added is None else added, totals, coming_in, kept, row, CHANNELS=self.channels,
             PER=self.split["PER"], TAPS=self.call.taps, Q=_UNROLLED, BACK=back, ADDS=added is not None, num_warps=1,
         )  # fmt: skip
 
-    def _enter_all(self) -> Table:
+    def _enter_all(self) -> None:
         kept = self._nothing()
-        for row in range(self.rows - 1):
+        for row in range(self.rows):
             self._enter(row, kept)
-        return self._enter(self.rows - 1, kept)
+        self.room.made_from = self.call.made_from
 
     def outputs(self, partial: Tensor) -> None:
-        table, last = self._enter_all(), self.rows - 1
-        _launch(
+        self._enter_all()
+        last = self.rows - 1
+        table = self.group.row(last)
+        launch(
             forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
             self.group_starts, self.tokens, self.xs, self.dts, self.room.states[last], partial, last, self.weights,
             ZOH=self.call.zoh, **self.walk,
@@ -333,17 +323,13 @@ class _Sweep:
 
     def enter(self) -> None:
         """Find the states that come into all tiles, if they aren't there. The last row's projections stay as well."""
-        place = self.call.place
-        if self.group is not self.call.groups[0] or place.made_from != self.call.made_from:
+        if self.room.made_from != self.call.made_from:
             self._enter_all()
-        if self.group is self.call.groups[0]:
-            place.made_from = self.call.made_from
 
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
         self.enter()
-        if self.group is self.call.groups[0]:
-            self.call.place.made_from = None  # other rows' projections will take the last one's place
+        self.room.made_from = None  # other rows' projections will take the last one's place
         sums, call = _Sums(self), self.call
         kept = self._nothing()
         flows = torch.empty_like(self.room.states[0])
@@ -355,24 +341,24 @@ class _Sweep:
             added = None
             if last:
                 added = torch.empty_like(states)
-                _launch(
+                launch(
                     backward_kernels.back_summarise, (len(table.tiles), self.split["GROUPS"]), *tables, self.tokens,
                     self.dts, cotangent, added, row, **self.walk,
                 )  # fmt: skip
             self._carry(row, added, flows, kept, back=True)
             walkers = sums.walkers if last else sums.walkers_before
-            _launch(
+            launch(
                 backward_kernels.gradients, (walkers, sums.splits, self.split["GROUPS"]), *tables, self.starts,
                 self.tokens, self.xs, self.dts, states, flows, cotangent, sums.dx, sums.dtokens, sums.own, sums.noted,
                 len(table.tiles), row, len(self.xs), ZOH=self.call.zoh, WANTED=last, SOME=_SOME, maxnreg=_REGISTERS,
                 **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
-            _launch(
+            launch(
                 backward_kernels.join_groups, (len(table.tiles), call.tile // self.block), *tables[1:],
                 self.earliest, sums.dtokens, row, len(self.xs), GROUPS=self.split["GROUPS"], SPLITS=sums.splits,
                 T=call.tile, ROWS=self.block, num_warps=1,
             )  # fmt: skip
-            _launch(
+            launch(
                 backward_kernels.unproject, (len(sums.rest), self.split["GROUPS"]), self.records, self.token_weight,
                 self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens, sums.mixed,
                 sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs), SPLITS=sums.splits,
@@ -416,7 +402,3 @@ class _Sums:
         records = torch.cat([*fields, ends[:2], A, ends[2:]]).T
         d_token = (weights * filters[:taps]).sum() + self.rest.sum(dtype=torch.float64)
         return records, d_token, torch.einsum("kc,lkc->l", weights, self.edges.double())
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    kernel[grid](*arguments, **options)

@@ -87,10 +87,10 @@ def way_back(i, f, g, o, before, bent, d_shown, d_state):
 
 @triton.jit(do_not_specialize=["n"])
 def step_back(
-    x, h, c, to_input, to_state, bias, d_gates, d_h, d_c, n,
+    x, h, c, to_input, to_state, bias, d_gates, d_h, d_c, d_h_before, n,
     H: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the gates, (n, GATES * H); and, in the place of those of h' and c', those of h and c."""
+    """From gradients of h' and c' those of the gates, (n, GATES * H), of h, and (in the place of that of c') of c."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.arange(0, K)
     inside = (m < n)[:, None]
@@ -114,7 +114,7 @@ def step_back(
             row = (q * H + j)[:, None] * H + k[None, :]
             weights = tl.load(to_state + row, ok[:, None] & (k < H)[None, :], 0.0)
             found = tl.dot(d, weights, found, input_precision="tf32")
-    tl.store(d_h + m.to(tl.int64)[:, None] * H + k[None, :], found, inside & (k < H)[None, :])
+    tl.store(d_h_before + m.to(tl.int64)[:, None] * H + k[None, :], found, inside & (k < H)[None, :])
 
 
 @triton.jit(do_not_specialize=["n", "rounds"])

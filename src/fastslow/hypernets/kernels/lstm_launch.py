@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from fastslow.hypernets.kernels import lstm as kernels
 from fastslow.hypernets.segments import constant, repeated, segment_sum
-from fastslow.ops.switch import ceil
+from fastslow.ops.switch import ceil, launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _advance(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tupl
     """Output and state after a step."""
     out, h_after, c_after = torch.empty_like(x), torch.empty_like(h), torch.empty_like(c)
     grid = (ceil(len(x), _COORDINATES),)
-    _launch(kernels.step, grid, x, h, c, *weights, out, h_after, c_after, len(x), **_shape(h, _WARPS))
+    launch(kernels.step, grid, x, h, c, *weights, out, h_after, c_after, len(x), **_shape(h, _WARPS))
     return out, h_after, c_after
 
 
@@ -74,7 +74,7 @@ class _Step(torch.autograd.Function):
         parts = ceil(n, _COORDINATES * rounds)
         of_state = h.new_empty(parts, gates, hidden, hidden)
         of_rest = h.new_empty(parts, 2 * gates + 1, hidden)
-        _launch(
+        launch(
             kernels.gradients, (blocks, parts), x, h, c, *weights, cotangent.contiguous(), of_state, of_rest, n, rounds,
             **_shape(h, _WARPS_BACK),
         )  # fmt: skip
@@ -112,13 +112,14 @@ class _Sequence(torch.autograd.Function):
             _out, states, shown = _walk(tokens, weights)
             d_head += wanted @ shown
             d_h = wanted[:, None] * head
-            d_c = torch.zeros_like(d_h)
+            d_c, d_h_before = torch.zeros_like(d_h), torch.empty_like(d_h)
             d_gates = d_h.new_empty(len(wanted), len(to_state))
             for x, h, c in reversed(states):
-                _launch(
+                launch(
                     kernels.step_back, (ceil(len(x), _COORDINATES),), x, h, c, to_input, to_state, bias, d_gates, d_h,
-                    d_c, len(x), **_shape(h, _WARPS),
+                    d_c, d_h_before, len(x), **_shape(h, _WARPS),
                 )  # fmt: skip
+                d_h, d_h_before = d_h_before, d_h
                 total += d_gates.T @ torch.cat([h, x[:, None], torch.ones_like(x)[:, None]], 1)
             firsts.append(d_gates @ to_input[:, 0])
         d_lre = segment_sum(torch.cat(firsts), ctx.sizes)
@@ -146,7 +147,3 @@ def _shape(h: Tensor, warps: int) -> dict[str, Any]:
     hidden = h.shape[1]
     tile = {"H": hidden, "K": max(16, 1 << (hidden - 1).bit_length()), "BM": _COORDINATES, "BJ": _UNITS}
     return {**tile, "num_warps": warps, "num_stages": 1}
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    kernel[grid](*arguments, **options)
