@@ -57,6 +57,7 @@ _USUAL = "adam-cosine/ste"  # what most rows change one thing of
 RECIPES = (
     Idea("base", "The paper's protocol: Adam, 1e-3, a tenth every 30 epochs.", {}, None),
     Idea("adam-cosine", "A rate that falls without jumps lets the bits settle one by one.", _COSINE, "base/ste"),
+    Idea("adam-cosine-3e-4", "A smaller step keeps more of the float network.", {**_COSINE, "lr": 3e-4}, _USUAL),
     Idea("adam-cosine-3e-3", "A larger step flips more bits while there is time.", {**_COSINE, "lr": 3e-3}, _USUAL),
     Idea(
         "adamw-1e-4",
@@ -84,6 +85,12 @@ RECIPES = (
         "ema-distill",
         "A majority vote over flips, and a teacher.",
         {**_COSINE, "ema": 0.999, "distill": 0.5},
+        "ema-0.999/ste",
+    ),
+    Idea(
+        "ema-reestimate",
+        "The averaged network's bits need statistics of their own.",
+        {**_COSINE, "ema": 0.999, "reestimate": 50},
         "ema-0.999/ste",
     ),
     Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
