@@ -103,6 +103,8 @@ def test_groups_of_channels_that_forget_at_once_beside_others_that_never_do() ->
         with torch.no_grad():
             each.dt_proj.bias[::2] = 30.0  # scattered: the launch has to sort them
             each.dt_proj.weight[::2] = 0.1
+            each.dt_proj.bias[1::2] = -30.0
+            each.dt_proj.weight[1::2] = 0.0
     net.horizon_tol = 1e-7
     sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([1, 11], [1, 0], 4)
     history, cotangent = torch.randn(3, sum(sizes)) * 1e-2, torch.randn(sum(sizes))

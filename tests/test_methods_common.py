@@ -54,7 +54,7 @@ ROWS = [
     Row("fsg-code", accuracy=0.9, fields=SMALL),
     Row("fsg-lstm", accuracy=0.85, binary_accuracy=0.6, fields=SMALL),
     Row("fsg-weight", accuracy=0.85, binary_accuracy=0.6, fields=SMALL),
-    Row("fsg-plus", fields={"horizon": 2, "hidden": 6, "net_lr": 1e-2}),
+    Row("fsg-plus"),
     Row("bop", fields={"gamma": 1e-2, "tau": 1e-5}),
     Row("proxquant", soft=True),
     Row("mirror", soft=True),

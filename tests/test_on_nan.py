@@ -209,8 +209,7 @@ def _net(driver: Any) -> Tensor:
         ("fsg", lambda driver: driver.hat[:1], "What of c2"),
         ("fcgrad", lambda driver: driver.gradient[300:301], "the last gradient of c3"),
         ("lstmfc", lambda driver: driver.memory.h[-1:], "the memory of c3"),
-        ("fsg-plus", lambda driver: driver.tensors["theta"][:1], "the hypernetwork bias of fsg-plus"),
-        ("fsg-plus", lambda driver: driver.tensors["averages"][1, -1:], "the gradient's averages of c3"),
+        ("fsg-plus", lambda driver: driver.tensors["squares"][-1:], "the squared gradient's average of c3"),
         ("fsg-lstm", lambda driver: driver.stored.buffer[-1, :1], "the gradient history of c2"),
     ],
 )

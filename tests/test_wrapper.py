@@ -25,7 +25,7 @@ FIELDS = {
     "fsg-code": {"expand": 4, "d_state": 2},
     "fsg-lstm": {"slow_hidden": 3},
     "fsg-weight": {"expand": 4, "d_state": 2},
-    "fsg-plus": {"hidden": 3, "horizon": 2, "net_lr": 0.05},
+    "fsg-plus": {"band": 1.0},
 }
 LOOKAHEAD = [name for name in FIELDS if name not in ("ste", "fsg-plus")]
 

@@ -34,7 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fsg-code": SMALL,
     "fsg-lstm": SMALL,
     "fsg-weight": SMALL,
-    "fsg-plus": {"hidden": 4, "horizon": 2, "net_lr": 1e-2},
+    "fsg-plus": {"band": 1.0},
 }
 
 

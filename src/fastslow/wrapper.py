@@ -286,7 +286,7 @@ def optimizer(
     Args:
         model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
         base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, rates and weight decay hold.
-        total_steps: optimizer steps of the whole training; needed by methods with a schedule, and of use to fsg-plus.
+        total_steps: optimizer steps of the whole training; needed by methods with a schedule.
         epochs: epochs of the whole training. Schedules that were published per epoch then stand still within an epoch,
             and work that is done once an epoch (RBNN's rotations) is done here, between two steps.
 

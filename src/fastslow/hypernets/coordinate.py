@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from . import kernels
-
 State = tuple[Tensor, Tensor]
 
 
@@ -28,19 +26,10 @@ class CoordinateLSTM(nn.Module):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: (n,) inputs and the state before it -> (n,) outputs and the state after it, not differentiable."""
-        if kernels.lstm_can_run(self.hidden, x, *state):
-            from .kernels import lstm_launch  # imports Triton
-
-            return lstm_launch.step(self, x, state)
-        output, (h, c) = self.plain(x, state)
-        return output, (h.detach(), c.detach())
-
-    def plain(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """The same in torch."""
         if x.device.type == "cuda":
             # cuDNN's kernels are made for long sequences: for one step, two products and one kernel for the rest take a
             # fraction of their time.
             h, c = torch.lstm_cell(x.reshape(-1, 1), list(state), *self.lstm.all_weights[0])
-            return self.head(h).reshape(x.shape), (h, c)
+            return self.head(h).reshape(x.shape), (h.detach(), c.detach())
         output, (h, c) = self.lstm(x.reshape(1, -1, 1), (state[0].unsqueeze(0), state[1].unsqueeze(0)))
-        return self.head(output).reshape(x.shape), (h.squeeze(0), c.squeeze(0))
+        return self.head(output).reshape(x.shape), (h.detach().squeeze(0), c.detach().squeeze(0))

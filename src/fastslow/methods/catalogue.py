@@ -253,11 +253,11 @@ ROWS = (
         FSGPlus,
         "learned",
         "ours, experimental",
-        "a fast-net and a slow-net rework the base optimizer's own update, and learn from the next batches",
-        "w <- w + Delta (1 + rho tanh a) + rho RMS(Delta) s tanh b, s = sign(w);  "
-        "(a, b) = M_f(Delta, g, w) + M_s(averages of g, flips; LRE)",
-        "two small perceptrons on every weight, forward twice and backward once; 22 numbers of state a weight",
-        "to try a learned update on top of any optimizer; no result is claimed for it yet",
+        "the straight-through gradient with the curvature along each weight, learned from the bits near the threshold",
+        "dL/dW + strength k v (tanh W - s max|tanh W|), s = sign(W), v = average of (dL/dW)^2;  "
+        "k = sum(s g r) / sum(v r^2) over weights near the threshold, r = max|tanh W|",
+        "a few operations on every weight; one number of state a weight",
+        "to train bits that settle, on top of any optimizer",
     ),
     _row(
         Bop,

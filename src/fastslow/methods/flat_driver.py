@@ -15,12 +15,10 @@ from .base import Driver, Method, Slot
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedMethod(Method):
-    """A method with hypernetworks, which learn during training. ``seed`` initialises them, the same on every rank."""
+class RememberingMethod(Method):
+    """A method whose driver keeps numbers for every weight."""
 
     needs_wrapper: ClassVar[bool] = True
-
-    seed: int = 0
 
     def check_layers(self, layers: Mapping[str, nn.Module]) -> None:
         first: dict[int, str] = {}
@@ -32,10 +30,17 @@ class LearnedMethod(Method):
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LearnedMethod(RememberingMethod):
+    """A method with hypernetworks, which learn during training. ``seed`` initialises them, the same on every rank."""
+
+    seed: int = 0
+
+
 class FlatDriver(Driver):
     """A driver whose numbers per weight are flat over all layers, in the order of the slots."""
 
-    def __init__(self, method: LearnedMethod, slots: list[Slot]) -> None:
+    def __init__(self, method: RememberingMethod, slots: list[Slot]) -> None:
         self.slots = slots
         weights = [slot.layer.weight for slot in slots]
         devices = {weight.device for weight in weights}

@@ -47,6 +47,7 @@ class Idea:
 
 
 _COSINE = {"schedule": "cosine"}
+_DISTILL = {**_COSINE, "distill": 0.5}
 _MOMENTUM = {**_COSINE, "optimizer": "momentum", "weight_decay": 5e-4}
 _ADAMW = {**_COSINE, "optimizer": "adamw"}
 # The cosine that restarts after 2, 6, 14, 30 epochs is at its end after 62; 100 would stop in the middle.
@@ -79,7 +80,9 @@ RECIPES = (
     Idea("ema-0.999", "Averaged latent weights are a majority vote over flips.", {**_COSINE, "ema": 0.999}, _USUAL),
     Idea("damping-1e-3", "Weights pulled off the threshold stop oscillating.", {**_COSINE, "damping": 1e-3}, _USUAL),
     Idea("damping-1e-2", "The same, ten times stronger.", {**_COSINE, "damping": 1e-2}, _USUAL),
-    Idea("distill-0.5", "The float network's outputs say more than labels.", {**_COSINE, "distill": 0.5}, _USUAL),
+    Idea("damping-3e-2", "And thirty times.", {**_COSINE, "damping": 3e-2}, _USUAL),
+    Idea("damping-1e-1", "And a hundred times.", {**_COSINE, "damping": 1e-1}, _USUAL),
+    Idea("distill-0.5", "The float network's outputs say more than labels.", _DISTILL, _USUAL),
     Idea("distill-0.9", "The same, nearly without labels.", {**_COSINE, "distill": 0.9}, _USUAL),
     Idea(
         "ema-distill",
@@ -93,32 +96,30 @@ RECIPES = (
         {**_COSINE, "ema": 0.999, "reestimate": 50},
         "ema-0.999/ste",
     ),
+    Idea("distill-damping-1e-2", "A teacher, and bits that settle.", {**_DISTILL, "damping": 1e-2}, "distill-0.5/ste"),
+    Idea("distill-damping-1e-1", "The same, ten times stronger.", {**_DISTILL, "damping": 1e-1}, "distill-0.5/ste"),
     Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
 )
 
 
-def _plus(variant: str, hypothesis: str, **fields: Any) -> Idea:
-    recipe = {**_COSINE, "method_fields": fields}
-    return Idea("adam-cosine", hypothesis, recipe, _USUAL, method="fsg-plus", variant=variant)
+def _plus(
+    variant: str, hypothesis: str, label: str = "adam-cosine", recipe: dict[str, Any] = _COSINE, **fields: Any
+) -> Idea:
+    recipe = {**recipe, "method_fields": fields}
+    return Idea(label, hypothesis, recipe, f"{label}/ste", method="fsg-plus", variant=variant)
 
 
 # A gradient is compared with STE on the same recipe: one more row is one more line.
 GRADIENTS = (
     Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
     Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
-    Idea("adam-cosine", "An update reworked by what the next batches say of it.", _COSINE, _USUAL, method="fsg-plus"),
-    _plus("slow", "The memory alone, without the current step.", fast=False),
-    _plus("fast", "The current step alone, without the memory.", slow=False),
-    _plus("4-steps", "Four batches say more than one, and are less myopic.", horizon=4),
-    _plus("8-steps", "Eight more so.", horizon=8),
-    _plus(
-        "flip-price",
-        "Bits that flip by the reworking alone are mostly noise: let them cost something.",
-        flip_penalty=0.1,
-    ),
-    _plus("0.2", "A smaller change is a safer one.", rho=0.2),
-    _plus("1.0", "A larger one has more to say.", rho=1.0),
-    _plus("any-size", "The networks may also learn how large a step is.", keep_size=False),
+    _plus("1", "The gradient at the latent weight, by the curvature that is measured.", strength=1.0),
+    _plus("2", "Twice that curvature: many bits flip together.", strength=2.0),
+    _plus("4", "Four times.", strength=4.0),
+    _plus("secant", "The slope from bit to bit, wherever the latent weight lies.", strength=1.0, secant=True),
+    _plus("2", "Bits that settle bear a larger step.", "adam-cosine-3e-3", {**_COSINE, "lr": 3e-3}, strength=2.0),
+    _plus("1", "The same with a teacher.", "distill-0.5", _DISTILL, strength=1.0),
+    _plus("2", "Twice the curvature with a teacher.", "distill-0.5", _DISTILL, strength=2.0),
 )
 
 IDEAS = (*RECIPES, *GRADIENTS)

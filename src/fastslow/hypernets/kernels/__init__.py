@@ -85,7 +85,7 @@ WIDEST_LSTM = 128  # hidden units: more don't fit in registers
 
 
 def lstm_can_run(hidden: int, *given: Tensor) -> bool:
-    """Whether the LSTMs' kernels take these, and work on their device."""
+    """Whether the LSTM slow-net's kernels take these, and work on their device."""
     return (
         all(tensor.is_cuda and tensor.dtype == torch.float32 and not tensor.requires_grad for tensor in given)
         and hidden <= WIDEST_LSTM
@@ -97,35 +97,25 @@ def lstm_can_run(hidden: int, *given: Tensor) -> bool:
 
 @functools.cache
 def lstm_trusted(device: torch.device) -> bool:
-    """The same for a step of the coordinate LSTM, and for the sequences of the LSTM slow-net."""
-    from fastslow.hypernets.coordinate import CoordinateLSTM
+    """The same for the sequences of the LSTM slow-net."""
     from fastslow.hypernets.slow import LSTMSlowNet
 
     hidden = 100 if device.type == "cuda" else 3  # compiles what nets of the default width will use
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        net, slow = CoordinateLSTM(hidden).to(device), LSTMSlowNet(2, hidden=hidden).to(device)
-        x, h, c = (torch.randn(*size).to(device) for size in ((70,), (70, hidden), (70, hidden)))
+        slow = LSTMSlowNet(2, hidden=hidden).to(device)
         history = torch.randn(2, 70).to(device)
 
     def agrees() -> bool:
         from fastslow.hypernets.kernels import lstm_launch
 
-        ours = functools.partial(lstm_launch.step, net)
+        given = history, [40, 30], [1, 0]
         with torch.enable_grad():
-            (out, state), (plain_out, plain_state) = (way(x, (h, c)) for way in (ours, net.plain))
-            close = functools.partial(_close, share=5e-3)  # products are in TF32
-            sequences = [
-                lstm_launch.sequence(slow, history, [40, 30], [1, 0]),
-                super(LSTMSlowNet, slow).per_weight(history, [40, 30], [1, 0]),
-            ]
-            return (
-                _alike([out, plain_out], list(net.parameters()), close)
-                and all(map(close, state, plain_state))
-                and _alike(sequences, list(slow.parameters()), close)
-            )
+            sequences = [lstm_launch.sequence(slow, *given), super(LSTMSlowNet, slow).per_weight(*given)]
+            # Products are in TF32.
+            return _alike(sequences, list(slow.parameters()), functools.partial(_close, share=5e-3))
 
-    return _tried("LSTMs'", device, agrees)
+    return _tried("LSTM slow-net's", device, agrees)
 
 
 def _close(a: Tensor, b: Tensor, share: float = 1e-3) -> bool:

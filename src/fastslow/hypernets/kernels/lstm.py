@@ -5,9 +5,8 @@
     gates i, f, g, o = W_in x + W h + b,   c' = s(f) c + s(i) tanh(g),   h' = s(o) tanh(c'),   out = head . h' + const
 
 A program takes BM coordinates, whose h (BM, K) stays with it, and goes through the hidden units BJ at a time: four
-products of matrices, one a gate. Nothing but c' and h' is written. The way back computes the gates again, and sums over
-the coordinates in registers: a program has BJ hidden units and a range of coordinates, and leaves a partial sum.
-K is the number H of hidden units, rounded up to a power of two.
+products of matrices, one a gate. Nothing but c' and h' is written; the way back computes the gates again. K is the
+number H of hidden units, rounded up to a power of two.
 """
 
 import triton
@@ -115,54 +114,3 @@ def step_back(
             weights = tl.load(to_state + row, ok[:, None] & (k < H)[None, :], 0.0)
             found = tl.dot(d, weights, found, input_precision="tf32")
     tl.store(d_h_before + m.to(tl.int64)[:, None] * H + k[None, :], found, inside & (k < H)[None, :])
-
-
-@triton.jit(do_not_specialize=["n", "rounds"])
-def gradients(
-    x, h, c, to_input, to_state, bias, head, cotangent, of_state, of_rest, n, rounds,
-    H: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
-    """Partial sums: of_state (programs, GATES, H, H), of_rest (programs, 2 GATES + 1, H): input, bias, head."""
-    j = tl.program_id(0) * BJ + tl.arange(0, BJ)
-    part = tl.program_id(1)
-    ok = j < H
-    k = tl.arange(0, K)
-    to_out = tl.load(head + j, ok, 0.0)
-    sums = ()
-    inputs = ()
-    biases = ()
-    for _gate in tl.static_range(GATES):
-        sums = sums + (tl.zeros((BJ, K), tl.float32),)
-        inputs = inputs + (tl.zeros((BJ,), tl.float32),)
-        biases = biases + (tl.zeros((BJ,), tl.float32),)
-    heads = tl.zeros((BJ,), tl.float32)
-    turn = 0
-    while turn < rounds:
-        m = (part * rounds + turn) * BM + tl.arange(0, BM)
-        xs, hs = coordinates_of(x, h, m, n, H, K)
-        i, f, g, o = bent_gates(hs, xs, to_input, to_state, bias, j, ok, H, K)
-        there = (m < n)[:, None] & ok[None, :]
-        before = tl.load(c + m.to(tl.int64)[:, None] * H + j[None, :], there, 0.0)
-        bent = tanh(f * before + i * g)
-        wanted = tl.load(cotangent + m, m < n, 0.0)
-        heads += tl.sum(wanted[:, None] * (o * bent), 0)
-        d_shown = wanted[:, None] * to_out[None, :]
-        ds = way_back(i, f, g, o, before, bent, d_shown, d_shown * o * (1.0 - bent * bent))
-        new_sums = ()
-        new_inputs = ()
-        new_biases = ()
-        for q in tl.static_range(GATES):
-            new_sums = new_sums + (tl.dot(tl.trans(ds[q]), hs, sums[q], input_precision="tf32"),)
-            new_inputs = new_inputs + (inputs[q] + tl.sum(ds[q] * xs[:, None], 0),)
-            new_biases = new_biases + (biases[q] + tl.sum(ds[q], 0),)
-        sums = new_sums
-        inputs = new_inputs
-        biases = new_biases
-        turn += 1
-    of_rest += part * (2 * GATES + 1) * H + j
-    for q in tl.static_range(GATES):
-        to = of_state + (part * GATES + q).to(tl.int64) * H * H + j[:, None] * H + k[None, :]
-        tl.store(to, sums[q], ok[:, None] & (k < H)[None, :])
-        tl.store(of_rest + q * H, inputs[q], ok)
-        tl.store(of_rest + (GATES + q) * H, biases[q], ok)
-    tl.store(of_rest + 2 * GATES * H, heads, ok)

@@ -1,7 +1,4 @@
-"""LSTMs of one input and one output on the GPU, for many weights at once: launches and gradients.
-
-One step with a carried state (`step`), and short sequences from a state of zeros (`sequence`).
-"""
+"""LSTMs of one input and one output on the GPU, for many short sequences at once: launches and gradients."""
 
 from __future__ import annotations
 
@@ -19,20 +16,12 @@ from fastslow.ops.switch import ceil, launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastslow.hypernets.coordinate import CoordinateLSTM, State
     from fastslow.hypernets.slow import LSTMSlowNet
 
 _COORDINATES = 64  # of a program
 _UNITS = 16  # hidden units at a time
-_WARPS, _WARPS_BACK = 4, 8  # on the way back the sums need the registers of more of them
+_WARPS = 4
 _PIECE = 1 << 16  # weights whose sequences are gone through together
-_PROGRAMS = 132  # of the way back: one for each multiprocessor of an H200
-
-
-def step(net: CoordinateLSTM, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """`CoordinateLSTM.forward` with products in TF32; the state after it is not differentiable."""
-    out, h, c = cast(tuple[Tensor, Tensor, Tensor], _Step.apply(x.contiguous(), *state, *_weights(net)))
-    return out, (h, c)
 
 
 def sequence(
@@ -43,7 +32,7 @@ def sequence(
     return cast(Tensor, _Sequence.apply(history.contiguous(), tuple(sizes), known, lre, *_weights(net)))
 
 
-def _weights(net: CoordinateLSTM | LSTMSlowNet) -> tuple[Tensor, ...]:
+def _weights(net: LSTMSlowNet) -> tuple[Tensor, ...]:
     to_input, to_state, *biases = net.lstm.all_weights[0]
     return to_input, to_state, biases[0] + biases[1], net.head.weight, net.head.bias
 
@@ -52,36 +41,8 @@ def _advance(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tupl
     """Output and state after a step."""
     out, h_after, c_after = torch.empty_like(x), torch.empty_like(h), torch.empty_like(c)
     grid = (ceil(len(x), _COORDINATES),)
-    launch(kernels.step, grid, x, h, c, *weights, out, h_after, c_after, len(x), **_shape(h, _WARPS))
+    launch(kernels.step, grid, x, h, c, *weights, out, h_after, c_after, len(x), **_shape(h))
     return out, h_after, c_after
-
-
-class _Step(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(x, h, c, *weights)
-        out, h_after, c_after = _advance(x, h, c, weights)
-        ctx.mark_non_differentiable(h_after, c_after)
-        return out, h_after, c_after
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, h, c, *weights, _constant = ctx.saved_tensors
-        n, hidden, gates = len(x), h.shape[1], int(kernels.GATES)
-        blocks = ceil(hidden, _UNITS)
-        rounds = ceil(n, _COORDINATES * max(1, _PROGRAMS // blocks))
-        parts = ceil(n, _COORDINATES * rounds)
-        of_state = h.new_empty(parts, gates, hidden, hidden)
-        of_rest = h.new_empty(parts, 2 * gates + 1, hidden)
-        launch(
-            kernels.gradients, (blocks, parts), x, h, c, *weights, cotangent.contiguous(), of_state, of_rest, n, rounds,
-            **_shape(h, _WARPS_BACK),
-        )  # fmt: skip
-        rest = of_rest.sum(0)
-        d_input, d_bias, d_head = rest[:gates].reshape(-1, 1), rest[gates : 2 * gates].reshape(-1), rest[-1:]
-        d_state = of_state.sum(0).reshape(gates * hidden, hidden)
-        return None, None, None, d_input, d_state, d_bias, d_head, cotangent.sum().reshape(1)
 
 
 class _Sequence(torch.autograd.Function):
@@ -117,7 +78,7 @@ class _Sequence(torch.autograd.Function):
             for x, h, c in reversed(states):
                 launch(
                     kernels.step_back, (ceil(len(x), _COORDINATES),), x, h, c, to_input, to_state, bias, d_gates, d_h,
-                    d_c, d_h_before, len(x), **_shape(h, _WARPS),
+                    d_c, d_h_before, len(x), **_shape(h),
                 )  # fmt: skip
                 d_h, d_h_before = d_h_before, d_h
                 total += d_gates.T @ torch.cat([h, x[:, None], torch.ones_like(x)[:, None]], 1)
@@ -143,7 +104,7 @@ def _walk(tokens: list[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, list
     return out, states, h
 
 
-def _shape(h: Tensor, warps: int) -> dict[str, Any]:
+def _shape(h: Tensor) -> dict[str, Any]:
     hidden = h.shape[1]
     tile = {"H": hidden, "K": max(16, 1 << (hidden - 1).bit_length()), "BM": _COORDINATES, "BJ": _UNITS}
-    return {**tile, "num_warps": warps, "num_stages": 1}
+    return {**tile, "num_warps": _WARPS, "num_stages": 1}

@@ -1,4 +1,4 @@
-"""The coordinate LSTM's kernels against float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The LSTM slow-net's kernels against float64: on a GPU where there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,37 +8,8 @@ import pytest
 import torch
 
 from fastslow.hypernets import kernels
-from fastslow.hypernets.coordinate import CoordinateLSTM
 from fastslow.hypernets.slow import LSTMSlowNet
 from on_device import DEVICE, pytestmark  # noqa: F401
-
-
-@pytest.mark.parametrize(
-    ("coordinates", "hidden", "size"),
-    [(70, 5, 1.0), (1, 17, 1e-4), (33, 1, 3.0)] + [(5000, 100, 1.0)] * (DEVICE == "cuda"),
-)
-def test_a_step_is_that_of_float64(coordinates, hidden, size, monkeypatch):
-    from fastslow.hypernets.kernels import lstm_launch
-
-    if DEVICE == "cpu":  # a few programs, of more than one turn
-        monkeypatch.setattr(lstm_launch, "_PROGRAMS", 2)
-    torch.manual_seed(0)
-    net = CoordinateLSTM(hidden)
-    twin = copy.deepcopy(net).double()
-    x, h, c = (size * torch.randn(*shape) for shape in ((coordinates,), (coordinates, hidden), (coordinates, hidden)))
-    cotangent = torch.randn(coordinates)
-    want, states = twin.plain(x.double(), (h.double(), c.double()))
-    want.backward(cotangent.double())
-    net = net.to(DEVICE)
-    got, after = lstm_launch.step(net, x.to(DEVICE), (h.to(DEVICE), c.to(DEVICE)))
-    got.backward(cotangent.to(DEVICE))
-    assert not after[0].requires_grad
-    pairs = [("output", got, want), ("h", after[0], states[0]), ("c", after[1], states[1])]
-    for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
-        pairs.append((name, p.grad, q.grad))
-    for name, a, b in pairs:
-        error = float((a.detach().cpu().double() - b.detach()).norm() / b.detach().norm())
-        assert error < (1e-5 if DEVICE == "cpu" else 3e-3), f"{name}: {error:.1e}"  # on a GPU in TF32
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-4])
@@ -66,15 +37,15 @@ def test_sequences_are_those_of_float64(size, monkeypatch):
         assert error < (1e-5 if DEVICE == "cpu" else 3e-3), f"{name}: {error:.1e}"  # on a GPU in TF32
 
 
-def test_the_step_is_trusted_only_where_it_agrees(monkeypatch, caplog):
+def test_the_kernels_are_trusted_only_where_they_agree(monkeypatch, caplog):
     from fastslow.hypernets.kernels import lstm_launch
 
     device = torch.device(DEVICE)
     kernels.lstm_trusted.cache_clear()
     assert kernels.lstm_trusted(device)
-    right = lstm_launch.step
-    for wrong in (lambda *args: (1.01 * right(*args)[0], right(*args)[1]), lambda *args: 1 / 0):
-        monkeypatch.setattr(lstm_launch, "step", wrong)
+    right = lstm_launch.sequence
+    for wrong in (lambda *args: 1.01 * right(*args), lambda *args: 1 / 0):
+        monkeypatch.setattr(lstm_launch, "sequence", wrong)
         kernels.lstm_trusted.cache_clear()
         assert not kernels.lstm_trusted(device)
     kernels.lstm_trusted.cache_clear()
