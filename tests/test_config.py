@@ -53,6 +53,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ema": 1.0}, "ema=1.0: give a number from 0 up to, not including, 1"),
     ({"damping": -1e-3}, "damping=-0.001: give a number of at least 0"),
     ({"reestimate": 0.5}, "reestimate=0.5: give a whole number of at least 0"),
+    ({"cutout": -1}, "cutout=-1: give a whole number of at least 0"),
     ({"model": 20}, "model=20: give the name of a network"),
     ({"data": None}, "data=None: give the name of a data set"),
     ({"weights": None}, "weights=None"),
@@ -123,6 +124,7 @@ def test_keys_tell_configs_apart_and_stay_the_same():
         "ema": 0.9,
         "damping": 1.0,
         "reestimate": 1,
+        "cutout": 8,
     }
     no_number = {"metrics", "checkpoint_every", "keep", "on_nan", "workers"}
     assert {*other, *no_number} == {field.name for field in dataclasses.fields(RunConfig)}

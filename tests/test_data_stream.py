@@ -90,6 +90,15 @@ def test_ranks_share_each_batch(images):
     assert_equal(joined, whole)
 
 
+def test_cutout_blanks_squares(images):
+    pairs = zip(batches(images, workers=0).epoch(0), batches(images, workers=0, cutout=3).epoch(0), strict=True)
+    for (x, y), (holed, same) in pairs:
+        assert torch.equal(y, same)
+        blank = (holed == 0).all(1)
+        assert torch.equal(holed, x * ~blank[:, None])
+        assert ((blank.sum((1, 2)) >= 4) & (blank.sum((1, 2)) <= 9)).all()
+
+
 def test_every_image_is_shown_once_and_evaluation_is_in_order(images):
     train = load(f"stream:{images}", size=8).train
     plan, crops, flips = batches(images).plan(0)

@@ -19,7 +19,7 @@ from fastslow.report import load
 from fastslow.training.loop import Trainer
 from fastslow.weights import load_weights, save_weights
 
-ALL = {"distill": 0.7, "distill_temperature": 3.0, "ema": 0.8, "damping": 5.0, "reestimate": 7}
+ALL = {"distill": 0.7, "distill_temperature": 3.0, "ema": 0.8, "damping": 5.0, "reestimate": 7, "cutout": 3}
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,13 @@ def train(
             help="At the end, BatchNorm statistics of so many training batches.", rich_help_panel=options.RECIPE
         ),
     ] = 0,
+    cutout: Annotated[
+        int,
+        typer.Option(
+            help="Blank a square of so many pixels a side in every training image, such as 16.",
+            rich_help_panel=options.RECIPE,
+        ),
+    ] = 0,
     metrics: Annotated[
         bool,
         typer.Option("--metrics", help="Also measure ReSTE's indicators and the like.", rich_help_panel=options.OUTPUT),
@@ -177,6 +184,7 @@ def train(
         ema=ema,
         damping=damping,
         reestimate=reestimate,
+        cutout=cutout,
         metrics=metrics,
         workers=workers,
         checkpoint_every=checkpoint_every,

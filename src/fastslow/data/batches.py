@@ -7,7 +7,7 @@ the middle of an epoch can be resumed without replaying its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from .images import ImageSet
 
 PAD = 4
-ORDER, AUGMENT = 0, 1  # independent random streams of one seed
+ORDER, AUGMENT, HOLES = 0, 1, 2  # independent random streams of one seed
 
 
 def gather(images: Tensor, indices: Tensor, shifts: Tensor, flips: Tensor) -> Tensor:
@@ -42,12 +42,30 @@ def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.to(torch.float32).div(255).sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
+def hole_centres(images: int, sides: Sequence[int], numbers: torch.Generator) -> Tensor:
+    """A pixel of each image, (images, 2)."""
+    return torch.stack([torch.randint(0, side, (images,), generator=numbers) for side in sides], 1)
+
+
+def blank(x: Tensor, centres: Tensor, side: int) -> Tensor:
+    """Cutout (DeVries and Taylor 2017): a square of `side` pixels around `centres` (B, 2) of each image becomes 0.
+
+    Of normalised images that is the mean colour. What of a square lies outside of its image is lost.
+    """
+    first = centres - side // 2
+    y = torch.arange(x.shape[2], device=x.device) - first[:, :1]
+    x_ = torch.arange(x.shape[3], device=x.device) - first[:, 1:]
+    hole = ((y >= 0) & (y < side))[:, :, None] & ((x_ >= 0) & (x_ < side))[:, None, :]
+    return x * ~hole[:, None]
+
+
 class Batches:
     """Batches `(x, y)` of an image set: x float32 and normalised, y int64, both on `device`.
 
-    With `augment` an image is shifted by up to four pixels and mirrored in half of the cases. `augment=False,
-    shuffle=False` is the evaluation pass. Images are channels-first in memory unless `channels_last`. `share` is the
-    part of a batch of n images that this process gets, where several share each batch.
+    With `augment` an image is shifted by up to four pixels and mirrored in half of the cases; with `cutout` a square of
+    so many pixels a side is blanked, anywhere. `augment=False, shuffle=False` is the evaluation pass. Images are
+    channels-first in memory unless `channels_last`. `share` is the part of a batch of n images that this process gets,
+    where several share each batch.
     """
 
     def __init__(
@@ -57,6 +75,7 @@ class Batches:
         *,
         seed: int = 0,
         augment: bool = False,
+        cutout: int = 0,
         shuffle: bool = False,
         device: torch.device | str = "cpu",
         drop_last: bool = False,
@@ -71,6 +90,7 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.augment = augment
+        self.cutout = cutout
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.share = share
@@ -83,23 +103,32 @@ class Batches:
         full, rest = divmod(len(self.image_set), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def plan(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Everything random about an epoch, in the order shown: indices (N,), shifts (N, 2), flips (N,) on the CPU."""
+    def plan(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Everything random about an epoch, in the order shown, on the CPU.
+
+        Indices (N,), shifts (N, 2), flips (N,), and centres of the squares that are blanked (N, 2).
+        """
         n = len(self.image_set)
         indices, shifts, flips = torch.arange(n), torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)
+        centres = torch.zeros_like(shifts)
         if self.shuffle:
             indices = torch.randperm(n, generator=generator(self.seed, epoch, ORDER))
         if self.augment:
             numbers = generator(self.seed, epoch, AUGMENT)
             shifts = torch.randint(-PAD, PAD + 1, (n, 2), generator=numbers)
             flips = torch.randint(0, 2, (n,), generator=numbers) == 1
-        return indices, shifts, flips
+        if self.cutout:
+            centres = hole_centres(n, self.image_set.shape[1:], generator(self.seed, epoch, HOLES))
+        return indices, shifts, flips, centres
 
-    def gather(self, indices: Tensor, shifts: Tensor, flips: Tensor) -> Tensor:
-        """The normalised crops of one batch: `gather` of this set's images, then `normalize`."""
+    def gather(self, indices: Tensor, shifts: Tensor, flips: Tensor, centres: Tensor) -> Tensor:
+        """One batch: `gather` of this set's images, then `normalize`, then `blank`."""
         images = self.image_set.images
         crops = gather(images, indices, shifts, flips) if self.augment else images[indices]
-        return normalize(crops, self._mean, self._std).contiguous(memory_format=self.memory_format)
+        x = normalize(crops, self._mean, self._std)
+        if self.cutout:
+            x = blank(x, centres, self.cutout)
+        return x.contiguous(memory_format=self.memory_format)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from batch `start` on; the same ones that a run from its beginning would see."""
@@ -109,10 +138,10 @@ class Batches:
 
     def _epoch(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self.image_set.images, self.image_set.labels
-        indices, shifts, flips = (part.to(images.device) for part in self.plan(epoch))
+        indices, *places = (part.to(images.device) for part in self.plan(epoch))
         for batch in range(start, len(self)):
             part = part_of_batch(batch, self.batch_size, len(indices), self.share)
-            yield self.gather(indices[part], shifts[part], flips[part]), labels[indices[part]]
+            yield self.gather(indices[part], *(place[part] for place in places)), labels[indices[part]]
 
 
 def part_of_batch(batch: int, batch_size: int, images: int, share: Callable[[int], slice]) -> slice:

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .batches import AUGMENT, ORDER, generator, normalize, part_of_batch
+from .batches import AUGMENT, HOLES, ORDER, blank, generator, hole_centres, normalize, part_of_batch
 from .errors import DataError
 from .folder import list_folder, open_rgb
 from .images import Channels
@@ -140,7 +140,8 @@ def default_workers(processes: int = 1) -> int:
 class StreamedBatches:
     """Batches `(x, y)` of a :class:`FileSet`, with the interface of :class:`~fastslow.data.Batches`.
 
-    With `augment` an image is a random crop, resized, and mirrored in half of the cases; without, its centre.
+    With `augment` an image is a random crop, resized, and mirrored in half of the cases; without, its centre. With
+    `cutout` a square of so many pixels a side is blanked, anywhere.
     `workers=0` decodes in this process.
     """
 
@@ -151,6 +152,7 @@ class StreamedBatches:
         *,
         seed: int = 0,
         augment: bool = False,
+        cutout: int = 0,
         shuffle: bool = False,
         device: torch.device | str = "cpu",
         drop_last: bool = False,
@@ -164,6 +166,7 @@ class StreamedBatches:
         self.batch_size = batch_size
         self.seed = seed
         self.augment = augment
+        self.cutout = cutout
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.share = share
@@ -202,8 +205,13 @@ class StreamedBatches:
         parts = [part_of_batch(i, self.batch_size, n, self.share) for i in range(start, len(self))]
         requests = _Requests(self.image_set.files, indices, crops, flips, parts)
         decoded = _decode_all(requests, self.image_set.size, self.workers, pin=self.device.type == "cuda")
+        centres = (
+            hole_centres(n, 2 * [self.image_set.size], generator(self.seed, epoch, HOLES)) if self.cutout else None
+        )
         for part, images in zip(parts, decoded, strict=True):
             x = normalize(images.to(self.device, non_blocking=True), self._mean, self._std)
+            if centres is not None:
+                x = blank(x, centres[part].to(self.device, non_blocking=True), self.cutout)
             y = self.image_set.labels[indices[part]].to(self.device, non_blocking=True)
             yield x.contiguous(memory_format=self.memory_format), y
 

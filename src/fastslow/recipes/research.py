@@ -48,6 +48,8 @@ class Idea:
 
 _COSINE = {"schedule": "cosine"}
 _DISTILL = {**_COSINE, "distill": 0.5}
+_CUTOUT = {**_COSINE, "cutout": 16}
+_HARDER = {**_DISTILL, "cutout": 16}
 _MOMENTUM = {**_COSINE, "optimizer": "momentum", "weight_decay": 5e-4}
 _ADAMW = {**_COSINE, "optimizer": "adamw"}
 # The cosine that restarts after 2, 6, 14, 30 epochs is at its end after 62; 100 would stop in the middle.
@@ -98,6 +100,8 @@ RECIPES = (
     ),
     Idea("distill-damping-1e-2", "A teacher, and bits that settle.", {**_DISTILL, "damping": 1e-2}, "distill-0.5/ste"),
     Idea("distill-damping-1e-1", "The same, ten times stronger.", {**_DISTILL, "damping": 1e-1}, "distill-0.5/ste"),
+    Idea("cutout", "Bits that fit the training images too well need harder ones.", _CUTOUT, _USUAL),
+    Idea("distill-cutout", "Harder images, and a teacher for them.", _HARDER, "distill-0.5/ste"),
     Idea("reestimate-50", "Running statistics lag behind bits that flip.", {**_COSINE, "reestimate": 50}, _USUAL),
 )
 
@@ -120,6 +124,10 @@ GRADIENTS = (
     _plus("2", "Bits that settle bear a larger step.", "adam-cosine-3e-3", {**_COSINE, "lr": 3e-3}, strength=2.0),
     _plus("1", "The same with a teacher.", "distill-0.5", _DISTILL, strength=1.0),
     _plus("2", "Twice the curvature with a teacher.", "distill-0.5", _DISTILL, strength=2.0),
+    _plus("secant", "What fits better gains more from harder images.", "cutout", _CUTOUT, strength=1.0, secant=True),
+    _plus("secant", "The same with a teacher.", "distill-cutout", _HARDER, strength=1.0, secant=True),
+    _plus("1", "The gradient at the latent weight there.", "distill-cutout", _HARDER, strength=1.0),
+    _plus("0.5", "Half of the curvature.", "distill-cutout", _HARDER, strength=0.5, secant=True),
 )
 
 IDEAS = (*RECIPES, *GRADIENTS)

@@ -19,7 +19,7 @@ from ..training.config import RunConfig
 RUN_FIELDS = (
     *("method", "binarizer", "bits", "activations", "optimizer", "lr", "momentum", "weight_decay", "schedule"),
     *("step_epochs", "warmup_epochs", "epochs", "batch_size", "augment", "seed", "precision"),
-    *("distill", "distill_temperature", "ema", "damping", "reestimate"),
+    *("distill", "distill_temperature", "ema", "damping", "reestimate", "cutout"),
 )
 _HELP = "write name=0.1:0.9, name=1e-4:1e-2:log, name=3..7 or name=a,b"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"

@@ -99,6 +99,7 @@ def build_batches(
         min(config.batch_size, len(dataset.train)),
         seed=config.seed,
         augment=config.augment,
+        cutout=config.cutout,
         shuffle=True,
         drop_last=True,  # every step sees a whole batch: BatchNorm and the learned gradients assume it
         share=ranks.share,

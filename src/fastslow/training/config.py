@@ -34,6 +34,7 @@ _WHOLE = {
     "image_size": 0,
     "workers": -1,
     "reestimate": 0,
+    "cutout": 0,
 }
 _LARGEST = 3e38  # that a float32 can hold
 _REAL: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -63,7 +64,7 @@ _OTHER = (
 
 
 # Fields that came later: at their default a config has the key that it had before, under which its runs are recorded.
-_LATER = ("image_size", "distill", "distill_temperature", "ema", "damping", "reestimate")
+_LATER = ("image_size", "distill", "distill_temperature", "ema", "damping", "reestimate", "cutout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ class RunConfig:
     ema: float = 0.0  # the network that is evaluated and kept is a moving average with this decay a step; 0: it isn't
     damping: float = 0.0  # pull of latent weights to their binary values, growing from 0 over the run
     reestimate: int = 0  # training batches for BatchNorm's statistics, computed anew at the end; 0: they aren't
+    cutout: int = 0  # pixels a side of a square that is blanked in every training image; 0: none
 
     metrics: bool = False  # also measure the indicators of fastslow.indicators at the end of every epoch
 

@@ -49,10 +49,8 @@ class GraphedSteps:
         self.trainer = trainer
         assert isinstance(trainer.train_batches, Batches)
         self.batches = trainer.train_batches
-        size = self.batches.batch_size
-        self.indices = torch.zeros(size, dtype=torch.int64, device=trainer.device)
-        self.shifts = torch.zeros(size, 2, dtype=torch.int64, device=trainer.device)
-        self.flips = torch.zeros(size, dtype=torch.bool, device=trainer.device)
+        # Which images, and what happens to them: a captured step reads it here.
+        self.plan = [part[: self.batches.batch_size].to(trainer.device) for part in self.batches.plan(0)]
         self.loss = torch.zeros((), device=trainer.device)
         # Warm-up and capture share one side stream, as torch asks: gradients remember the stream they were made on.
         self.stream = torch.cuda.Stream(trainer.device)
@@ -72,13 +70,12 @@ class GraphedSteps:
         plan = [part.to(self.trainer.device) for part in batches.plan(epoch)]
         for batch in range(start, len(batches)):
             part = slice(batch * batches.batch_size, (batch + 1) * batches.batch_size)
-            yield self._step(*(values[part] for values in plan))
+            yield self._step([values[part] for values in plan])
 
-    def _step(self, indices: Tensor, shifts: Tensor, flips: Tensor) -> float | None:
+    def _step(self, plan: list[Tensor]) -> float | None:
         trainer = self.trainer
-        self.indices.copy_(indices)
-        self.shifts.copy_(shifts)
-        self.flips.copy_(flips)
+        for kept, new in zip(self.plan, plan, strict=True):
+            kept.copy_(new)
         trainer.set_learning_rate()
         if self.graph is None and self.eager_left == 0:
             self._capture()
@@ -124,6 +121,7 @@ class GraphedSteps:
 
     def _body(self) -> None:
         batches = self.batches
-        x = batches.gather(self.indices, self.shifts, self.flips)
-        y = batches.image_set.labels[self.indices]
+        indices, *places = self.plan
+        x = batches.gather(indices, *places)
+        y = batches.image_set.labels[indices]
         self.loss.copy_(self.trainer.update(x, y))
