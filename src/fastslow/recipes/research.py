@@ -128,6 +128,13 @@ GRADIENTS = (
     _plus("secant", "The same with a teacher.", "distill-cutout", _HARDER, strength=1.0, secant=True),
     _plus("1", "The gradient at the latent weight there.", "distill-cutout", _HARDER, strength=1.0),
     _plus("0.5", "Half of the curvature.", "distill-cutout", _HARDER, strength=0.5, secant=True),
+    _plus(
+        "0.25", "A quarter: more epochs let bits look longer.", "distill-cutout", _HARDER, strength=0.25, secant=True
+    ),
+    _plus(
+        "0.5", "Half of the curvature without the harder images.", "distill-0.5", _DISTILL, strength=0.5, secant=True
+    ),
+    _plus("0.25", "A quarter.", "distill-0.5", _DISTILL, strength=0.25, secant=True),
 )
 
 IDEAS = (*RECIPES, *GRADIENTS)
