@@ -12,6 +12,7 @@ from .document import Section, Table
 from .html import render_html
 from .markdown import render_markdown, render_table
 from .results import Results
+from .retired import retired_table
 from .svg import Figure
 from .words import signed
 
@@ -44,7 +45,7 @@ def write_report(results: Path, out: Path) -> list[Path]:
     for path, text in files.items():
         write_atomically(path, text.encode())
     page = out / "research.md"
-    if not page.is_file():  # written by hand but for its table
+    if not page.is_file():  # written by hand but for its tables
         return list(files)
     update_research(found, page)
     return [*files, page]
@@ -52,6 +53,7 @@ def write_report(results: Path, out: Path) -> list[Path]:
 
 BEGIN, END = "<!-- results: made by `fastslow report --readme` -->", "<!-- end of results -->"
 IDEAS = ("<!-- ideas: made by `fastslow report` -->", "<!-- end of ideas -->")
+RETIRED = ("<!-- retired: made by `fastslow report` -->", "<!-- end of retired -->")
 
 
 def update_readme(results: Path, readme: Path) -> None:
@@ -60,9 +62,10 @@ def update_readme(results: Path, readme: Path) -> None:
 
 
 def update_research(results: Results, page: Path) -> None:
-    """Put what was tried between the two marks of docs/research.md."""
+    """Put what was tried, and what of it was retired, between their marks in docs/research.md."""
     text = "\n\n".join(render_table(table) for table in research.idea_tables(results))
     _put_between(page, IDEAS, "what was tried", text)
+    _put_between(page, RETIRED, "what was retired", render_table(retired_table(results)))
 
 
 def _put_between(path: Path, marks: tuple[str, str], what: str, content: str) -> None:

@@ -17,6 +17,7 @@ from ..training.named_weights import file_digest
 from ..training.run import WEIGHTS, RunFolder
 
 HISTOGRAM_BINS = 40
+RETIRED_FOLDER = "retired"  # runs whose code is gone: a config there may look like that of a run of today
 
 
 def record_path(results: Path, place: Path) -> Path:
@@ -25,6 +26,8 @@ def record_path(results: Path, place: Path) -> Path:
 
 def finished_starts(results: Path) -> dict[str, set[str]]:
     """Keys of the runs that ``results`` holds, in whatever folder below it, and the weights each was started from.
+
+    Retired runs are left out, see :func:`read_records`.
 
     Keys are computed from their configs, not read from their names: a config gets fields as the library grows, and a
     run recorded before has their defaults. Weights are told by their SHA-256, since a name may mean another file on
@@ -38,8 +41,10 @@ def finished_starts(results: Path) -> dict[str, set[str]]:
 
 
 def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """All recorded runs in a fixed order."""
-    for path in sorted(path for path in results.rglob("*-seed*-*.json") if not path.name.startswith(".")):
+    """All recorded runs in a fixed order, without the retired ones."""
+    for path in sorted(results.rglob("*-seed*-*.json")):
+        if path.name.startswith(".") or path.relative_to(results).parts[0] == RETIRED_FOLDER:
+            continue
         try:
             record = json.loads(path.read_text())
             RunConfig.from_dict(record["config"])
