@@ -63,5 +63,6 @@ class Twin:
             near = w.abs() < self.f["band"] * w.abs().mean()
             self.turned[n] = decay * self.turned[n] + float((r * s * g)[near].sum())
             self.expected[n] = decay * self.expected[n] + float((r**2 * v)[near].sum())
-            self.weight(n).grad = g + self.f["strength"] * k[n] * v * (w.tanh() - s * r)
+            offset = -s * r if self.f["secant"] else w.tanh() - s * r
+            self.weight(n).grad = g + self.f["strength"] * k[n] * v * offset
         self.base.step()

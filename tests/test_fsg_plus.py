@@ -44,7 +44,11 @@ def weights(net: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize(
     ("base", "fields"),
-    [("adam", {}), ("sgd", {"strength": 3.0, "decay": 0.9}), ("adam", {"band": 0.4, "decay": 0.0})],
+    [
+        ("adam", {}),
+        ("sgd", {"strength": 3.0, "decay": 0.9}),
+        ("adam", {"band": 0.4, "decay": 0.0, "secant": True}),
+    ],
 )
 def test_twelve_steps_equal_the_slow_twin(base, fields):
     net, optimizer, data = setting(base, **fields)
@@ -101,7 +105,7 @@ def test_the_curvature_of_a_quadratic_loss_is_found_and_bits_settle():
     nets = {}
     for method in ("ste", "fsg-plus"):
         net = Quadratic(60, 0.02)
-        fs.binarize_(net, method)
+        fs.binarize_(net, method, **({} if method == "ste" else {"strength": 1.0}))
         optimizer = fs.optimizer(net, torch.optim.Adam(net.parameters(), lr=2e-3))
         generator = torch.Generator().manual_seed(1)
         flips = 0

@@ -254,10 +254,10 @@ ROWS = (
         "learned",
         "ours, experimental",
         "the straight-through gradient with the curvature along each weight, learned from the bits near the threshold",
-        "dL/dW + strength k v (tanh W - s max|tanh W|), s = sign(W), v = average of (dL/dW)^2;  "
-        "k = sum(s g r) / sum(v r^2) over weights near the threshold, r = max|tanh W|",
+        "g + strength k v (tanh W - s r), g = dL/dW, s = sign(W), v = average of g^2, r = max|tanh W|;  "
+        "k = sum(s g r) / sum(v r^2) over weights near the threshold",
         "a few operations on every weight; one number of state a weight",
-        "to train bits that settle, on top of any optimizer",
+        "to train fast, or on data that is hard to fit; where STE fits all too well, add cutout or a teacher",
     ),
     _row(
         Bop,

@@ -18,9 +18,10 @@ and, with decay, over the steps before,
     k = sum(s g r) / sum(v r^2),
 
 where 2 r is that distance. The corners are DoReFa's in the units of the latent weight, r = max|tanh W| of the layer.
-What is added to a gradient is ``strength k v (tanh W - s r)``. If gradients of single images are independent and the
-network's probabilities right, k is the batch size in theory. As long as nothing is known k is 0: the first step is
-exactly that of ``ste``.
+What is added to a gradient is ``strength k v (tanh W - s r)``, or with ``secant`` ``-strength k v s r``, the slope from
+corner to corner wherever the weight lies. If gradients of single images are independent and the network's
+probabilities right, k is the batch size in theory. As long as nothing is known k is 0: the first step is exactly that
+of ``ste``.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class FSGPlus(RememberingMethod):
 
     name: ClassVar[str] = "fsg-plus"
 
-    strength: float = 1.0  # of the curvature's part: 0 is ste, 1 what was measured
+    strength: float = 0.5  # share of the measured curvature: 0 is ste
     decay: float = 0.999  # of the memory, a step
     band: float = 0.1  # weights nearer to the threshold than this share of the layer's mean |W| tell the curvature
-    secant: bool = False
+    secant: bool = False  # the slope from bit to bit, wherever the weight lies, not the gradient at the weight itself
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..training.config import NONE
 from ..training.named_weights import PREFIX
 from .base import Setting, paper_protocol
 from .floats import pretrained
@@ -128,6 +129,7 @@ GRADIENTS = (
     _plus("secant", "The same with a teacher.", "distill-cutout", _HARDER, strength=1.0, secant=True),
     _plus("1", "The gradient at the latent weight there.", "distill-cutout", _HARDER, strength=1.0),
     _plus("0.5", "Half of the curvature.", "distill-cutout", _HARDER, strength=0.5, secant=True),
+    _plus("at-0.5", "Half of it, at the latent weight.", "distill-cutout", _HARDER, strength=0.5),
     _plus(
         "0.25", "A quarter: more epochs let bits look longer.", "distill-cutout", _HARDER, strength=0.25, secant=True
     ),
@@ -137,7 +139,19 @@ GRADIENTS = (
     _plus("0.25", "A quarter.", "distill-0.5", _DISTILL, strength=0.25, secant=True),
 )
 
-IDEAS = (*RECIPES, *GRADIENTS)
+_ONE_BIT = {**_COSINE, "activations": "sign"}
+_SCRATCH = {**_COSINE, "weights": NONE, "cutout": 16}
+
+# Networks that are hard to fit: there a better gradient should count for more.
+HARDER = (
+    Idea("w1a1", "One-bit inputs as well as weights.", _ONE_BIT, _USUAL),
+    _plus("at-0.5", "What is hard to fit gains more.", "w1a1", _ONE_BIT, strength=0.5),
+    _plus("1", "The whole curvature.", "w1a1", _ONE_BIT, strength=1.0),
+    Idea("scratch", "No float network to start from.", _SCRATCH, "cutout/ste"),
+    _plus("at-0.5", "What has far to go gains more.", "scratch", _SCRATCH, strength=0.5),
+)
+
+IDEAS = (*RECIPES, *GRADIENTS, *HARDER)
 
 
 def settings() -> list[Setting]:
