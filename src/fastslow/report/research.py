@@ -51,10 +51,13 @@ def validation_tables(results: Results) -> list[Table]:
 
 def idea_tables(results: Results) -> list[Table]:
     """Hypothesis, change, result and verdict of every row."""
-    columns = ("Idea", "Hypothesis", "Change", "Result (n)", "Verdict")
+    columns = ("Idea", "Hypothesis", "Change", "Result (n)", "Training loss", "Verdict")
     tables = []
     for title, tried in _by_length(results):
-        rows = [(one.idea.name, one.idea.hypothesis, change(one.idea), _result(one), _verdict(one)) for one in tried]
+        rows = [
+            (one.idea.name, one.idea.hypothesis, change(one.idea), _result(one), _training_loss(one), _verdict(one))
+            for one in tried
+        ]
         tables.append(Table(title, columns, tuple(rows), labels=len(columns)))
     return tables
 
@@ -70,10 +73,13 @@ def change(idea: Idea) -> str:
 
 
 def _by_length(results: Results) -> list[tuple[str, list[_Tried]]]:
-    """All rows as they are, then those that were run with another number of epochs."""
-    found = [("ResNet-20, CIFAR-10", [idea.setting for idea in research.IDEAS])]
-    for epochs, there in other_lengths(results, found[0][1]):
-        found.append((f"ResNet-20, CIFAR-10, screened with {epochs} epochs", there))
+    """Rows as they are, less those that were only screened; then what was run with another number of epochs."""
+    settings = [idea.setting for idea in research.IDEAS]
+    shorter = other_lengths(results, settings)
+    screened = {setting.name for _, there in shorter for setting in there}
+    whole = [s for s in settings if s.name not in screened or results.group(s).n or results.group(s).diverged]
+    found = [("ResNet-20, CIFAR-10, 100 epochs", whole)]
+    found += [(f"ResNet-20, CIFAR-10, screened with {epochs} epochs", there) for epochs, there in shorter]
     return [(title, _tried(results, settings)) for title, settings in found]
 
 
@@ -97,6 +103,10 @@ def _result(one: _Tried) -> str:
         return group_value(one.group)
     compared = "" if one.against is None else f"; {difference(one.against)}, {pair_words(one.against)}"
     return f"{group_value(one.group)} ({one.group.n}){compared}"
+
+
+def _training_loss(one: _Tried) -> str:
+    return group_value(one.group, "train_loss", 4) if one.group.n else NONE
 
 
 def _verdict(one: _Tried) -> str:
