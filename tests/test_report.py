@@ -21,7 +21,7 @@ from fastslow.report.page import BEGIN, END, IDEAS, RETIRED, build, intro, updat
 from fastslow.report.research import idea_tables, validation_tables
 from fastslow.report.results import Results, reference
 from fastslow.report.retired import retired_table
-from fastslow.report.small_tables import overhead_table
+from fastslow.report.small_tables import overhead_table, plus_table
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
 from fastslow.report.tables import (
@@ -226,6 +226,19 @@ def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
     assert once.endswith(f"{END}\n\nrest\n")
     update_readme(tmp_path / "results", readme)
     assert readme.read_text() == once
+
+
+def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "plus", "resnet20/adam-strong/", 5, ste=91.0, fsg_plus=92.0)
+    rows = {row[0]: row for row in plus_table(Results(tmp_path)).rows}
+    row = rows["ResNet-20, CIFAR-10, Adam, cosine, teacher, cutout"]
+    assert row[3] == "5"
+    assert re.fullmatch(r"\+[01]\.\d\d \[.*\]", row[4])
+    assert re.fullmatch(r"p [<=] 0\.0.*, n = 5.*", row[5])
+    assert 4 < float(row[7]) < 6
+    assert rows["ResNet-44, CIFAR-10, Adam, cosine, teacher, cutout"][1:3] == (NOT_RUN, NOT_RUN)
+    (shown,) = headline(Results(tmp_path)).rows
+    assert (shown[1], shown[-1]) == ("FSG-plus", "better than STE")
 
 
 def test_research_says_what_the_runs_say(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..registry import Registry
-from . import curves, floats, overhead, research, smoke, sota, sweeps, table1, table2, table3, table4
+from . import curves, floats, overhead, plus, research, smoke, sota, sweeps, table1, table2, table3, table4
 from .base import Recipe as Recipe
 from .base import Setting as Setting
 
@@ -25,6 +25,7 @@ for _recipe in (
     Recipe("beta", "Sweep of beta", "the weight of the slow gradient", sweeps.beta),
     Recipe("length", "Sweep of l", "the length of the history", sweeps.length),
     Recipe("lr-sweep", "Learning rates", "STE with SGD, on held-out training images", table1.lr_sweep),
+    Recipe("plus", "fsg-plus", "fsg-plus against STE on the strongest recipe", plus.settings),
     Recipe("research", "Validation", "recipes and gradients, on held-out training images", research.settings),
     Recipe("research-float", "Validation, start", "the float network of these, on 45,000 images", research.start),
     Recipe("smoke", "Smoke test", "four tiny runs on the embedded images, in a minute", smoke.settings),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..recipes import floats, overhead, sota, table1, table3, table4
+from ..recipes import floats, overhead, plus, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
@@ -18,6 +18,7 @@ from .words import (
     method_name,
     model_name,
     pair_words,
+    protocol_name,
     signed,
     spread,
 )
@@ -70,6 +71,34 @@ def sota_table(results: Results) -> Table:
     columns = ("Network", "Method", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
     columns = (*columns, "Against STE [95 %]", "Paired t-test")
     return Table("Methods under the same short protocol, Adam", columns, tuple(rows), labels=2)
+
+
+def plus_table(results: Results) -> Table:
+    """fsg-plus and STE, pair by pair, with the time that both took."""
+    groups = {s.name: results.group(s) for s in plus.settings()}
+    rows = []
+    for name, group in groups.items():
+        model, protocol, method = name.split("/")
+        if method == STE:
+            continue
+        ste = groups[f"{model}/{protocol}/{STE}"]
+        against = group.against(ste)
+        both = group.n and ste.n
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
+                group_value(ste),
+                group_value(group),
+                str(group.n) if group.n else NONE,
+                difference(against),
+                pair_words(against),
+                f"{group.mean('train_loss'):.3f} / {ste.mean('train_loss'):.3f}" if both else NONE,
+                f"{group.mean('seconds') / ste.mean('seconds'):.2f}" if both else NONE,
+            )
+        )
+    columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")
+    columns = (*columns, "Training loss, FSG-plus / STE", "Time, times STE")
+    return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
 
 
 def published_recipes_table(results: Results) -> Table:

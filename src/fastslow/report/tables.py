@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from ..recipes import Setting, floats, overhead, table1, table2
+from ..recipes import Setting, floats, overhead, plus, table1, table2
 from ..recipes.base import shorter
 from .document import Table
 from .results import Group, Results, reference
@@ -149,7 +149,7 @@ def other_lengths(results: Results, settings: list[Setting]) -> list[tuple[int, 
 def headline(results: Results) -> Table:
     """FSG against STE wherever both were run: what the paper is about, in one table."""
     rows = []
-    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
+    for model, protocol, groups in _by_protocol(results, _shown()):
         ste = groups.get(STE)
         learned = [g for name, g in groups.items() if name != STE and g.n]
         if ste is None or not ste.n or not learned:
@@ -211,7 +211,7 @@ def harness_table(results: Results) -> Table:
 def readme_table(results: Results) -> Table:
     """STE and every learned method beside it, with n and time, narrow enough for a README."""
     rows = []
-    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
+    for model, protocol, groups in _by_protocol(results, _shown()):
         ste = groups.get(STE)
         learned = [g for name, g in groups.items() if ste is not None and name != STE and g.against(ste) is not None]
         if ste is None or not learned:
@@ -243,6 +243,11 @@ def verdict(found: Any, than: str = "STE") -> str:
     if found.p >= 0.05:
         return "no difference"
     return f"{'better' if found.difference > 0 else 'worse'} than {than}"
+
+
+def _shown() -> list[Setting]:
+    """What the summaries are made of."""
+    return [*table1.settings(), *table2.settings(), *plus.settings()]
 
 
 def _by_protocol(results: Results, settings: list[Setting]) -> list[tuple[str, str, dict[str, Group]]]:

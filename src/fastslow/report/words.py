@@ -37,6 +37,8 @@ _PROTOCOLS = {
     "momentum": "SGD, lr 0.01, momentum 0.9",
     "adam-lr0.1": "Adam, lr 0.1",
     "sgd-lr0.1": "SGD, lr 0.1",
+    "adam-strong": "Adam, cosine, teacher, cutout",
+    "momentum-strong": "SGD, momentum 0.9, cosine, teacher, cutout",
 }
 METHOD_ORDER = tuple(_METHODS)
 
