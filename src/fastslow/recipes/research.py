@@ -118,6 +118,7 @@ def _plus(
 GRADIENTS = (
     Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
     Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
+    _plus("0.5", "Bits that settle, in the paper's own protocol.", "base", {}, strength=0.5, secant=True),
     _plus("1", "The gradient at the latent weight, by the curvature that is measured.", strength=1.0),
     _plus("2", "Twice that curvature: many bits flip together.", strength=2.0),
     _plus("4", "Four times.", strength=4.0),
