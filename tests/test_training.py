@@ -178,7 +178,11 @@ def test_the_training_loss_is_the_mean_over_what_was_shown():
 
 def test_held_out_images_are_named_in_the_result():
     config = tiny.config(holdout=20, epochs=1)
-    assert tiny.trainer(config).fit()["metric"] == "test accuracy of the last epoch on held-out training images"
+    held_out = dataclasses.replace(tiny.dataset(), holdout=20)
+    result = Trainer(config, held_out).fit()
+    assert result["metric"] == "test accuracy of the last epoch on held-out training images"
+    with pytest.raises(ValueError, match=r"holds out 20 training images and the data set 0: .*holdout=20\)"):
+        Trainer(config, tiny.dataset())
 
 
 def test_a_small_set_is_one_batch():

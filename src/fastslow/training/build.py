@@ -92,6 +92,11 @@ def build_batches(
     config: RunConfig, dataset: Dataset, ranks: Ranks, device: torch.device, channels_last: bool
 ) -> tuple[AnyBatches, AnyBatches]:
     """What a run trains on, this rank's share of it, and what it is evaluated on."""
+    if config.holdout != dataset.holdout:  # the result would name other images than it was measured on
+        raise ValueError(
+            f"the config holds out {config.holdout} training images and the data set {dataset.holdout}: load it with "
+            f"fs.data.load({config.data!r}, holdout={config.holdout})"
+        )
     workers = default_workers(ranks.local_size) if config.workers < 0 else config.workers
     options: dict[str, Any] = {"device": device, "channels_last": channels_last, "workers": workers}
     train = batches_of(
