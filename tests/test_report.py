@@ -15,6 +15,7 @@ import pytest
 
 from fastslow.recipes import RECIPES
 from fastslow.recipes.retired import RETIRED as RETIRED_IDEAS
+from fastslow.report.figures import research_curves
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown, render_table
 from fastslow.report.page import BEGIN, END, IDEAS, RETIRED, build, intro, update_readme, write_report
@@ -281,6 +282,22 @@ def test_research_says_what_the_runs_say(tmp_path: Path) -> None:
     page.write_text(f"# x\n\n{IDEAS[0]}\n{IDEAS[1]}\n")
     with pytest.raises(ValueError, match="between which what was retired goes"):
         write_report(results, tmp_path)
+
+
+def test_research_curves_need_both_gradients(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "research", "resnet20/distill-cutout/ste", 3, ste=91.0)
+    assert research_curves(Results(tmp_path)) == []
+    write_synthetic(tmp_path, "research", "resnet20/distill-cutout/fsg-plus-0.5", 2)
+    accuracy, loss = research_curves(Results(tmp_path))
+    assert (accuracy.name, loss.name) == ("research-curves", "research-curves-loss")
+    for figure in (accuracy, loss):
+        ElementTree.fromstring(figure.standalone())
+        assert "STE (3)" in figure.body
+        assert "FSG-plus 0.5 (2)" in figure.body
+        assert figure.body.count('class="band') == 2
+    for path in tmp_path.rglob("fsg-plus-*.json"):  # from other float weights they are no pair
+        path.write_text(path.read_text().replace('"conditions": {', f'"conditions": {{"weights_sha256":"{"a" * 64}",'))
+    assert research_curves(Results(tmp_path)) == []
 
 
 def retire(results: Path, file: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..recipes import Setting, sweeps, table1, table2
+from ..recipes import Setting, research, sweeps, table1, table2
 from ..reproduce.record import HISTOGRAM_BINS
 from .results import Group, Results
 from .statistics import mean
 from .svg import Axis, Figure, Series, chart, ridges
 from .tables import in_table_order, starts_of
-from .words import data_name, method_name, model_name, protocol_name, signed
+from .words import data_name, gradient_name, method_name, model_name, protocol_name, signed
 
 _COLOUR_OF = {
     "ste": 0,
@@ -40,6 +41,34 @@ def curves(results: Results) -> list[Figure]:
             limits = None if log else _late_limits(series)
             body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
             found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
+    return found
+
+
+RESEARCH = ("distill-cutout/ste", "distill-cutout/fsg-plus-0.5")  # names of research.IDEAS
+
+
+def research_curves(results: Results) -> list[Figure]:
+    """Validation accuracy and training loss of FSG-plus beside STE on the best recipe, over all of its epochs."""
+    ideas = [idea for idea in research.IDEAS if idea.name in RESEARCH]
+    shown = [(idea, group) for idea in ideas if (group := results.group(idea.setting)).n]
+    shown = [(idea, group) for idea, group in shown if group.start == shown[0][1].start]
+    if len(shown) < len(RESEARCH):
+        return []
+    config = shown[0][0].setting.config
+    where = f"{model_name(config.model)}, {data_name(config.data)}, {shown[0][0].label}"
+    found = []
+    for name, curve, label, log in (
+        ("research-curves", "test_accuracy", "validation accuracy, %", False),
+        ("research-curves-loss", "train_loss", "training loss", True),
+    ):
+        series = [
+            dataclasses.replace(band(group, curve), label=f"{gradient_name(idea)} ({group.n})") for idea, group in shown
+        ]
+        ends = ", ".join(f"{gradient_name(idea)} ends at {group.mean(curve):.4g}" for idea, group in shown)
+        alt = f"{label.capitalize()} of {where} over the epochs, means over the seeds: {ends}."
+        limits = None if log else _late_limits(series)
+        body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
+        found.append(Figure(name, f"{where}: {label}", alt, body))
     return found
 
 

@@ -189,7 +189,7 @@ def build(results: Results) -> list[Section]:
             "Validation: recipes and gradients",
             "Measured on the last 5,000 training images, from a float network that has not seen them: validation, "
             "never the test set. A recipe holds for every method; a gradient is compared with STE on the same recipe.",
-            tuple(research.validation_tables(results)),
+            (*research.validation_tables(results), *figures.research_curves(results)),
             folded=True,
         ),
         Section(

@@ -12,7 +12,7 @@ from .document import Table
 from .results import Group, Results
 from .statistics import Paired
 from .tables import other_lengths, verdict
-from .words import NONE, NOT_RUN, difference, group_value, method_name, pair_words
+from .words import NONE, NOT_RUN, difference, gradient_name, group_value, pair_words
 
 CLAIM = 5  # seeds below which nothing is called a difference
 
@@ -33,7 +33,7 @@ def validation_tables(results: Results) -> list[Table]:
         rows = [
             (
                 one.idea.label,
-                " ".join(filter(None, (method_name(one.idea.method), one.idea.variant))),
+                gradient_name(one.idea),
                 str(one.group.setting.config.epochs),
                 group_value(one.group),
                 str(one.group.n) if one.group.n else NONE,

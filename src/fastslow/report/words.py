@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..recipes.research import Idea
 from .results import Group
 from .statistics import Paired
 
@@ -45,6 +46,10 @@ METHOD_ORDER = tuple(_METHODS)
 
 def method_name(method: str) -> str:
     return _METHODS.get(method, method)
+
+
+def gradient_name(idea: Idea) -> str:
+    return " ".join(filter(None, (method_name(idea.method), idea.variant)))
 
 
 def protocol_name(protocol: str) -> str:
