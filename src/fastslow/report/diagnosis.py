@@ -8,6 +8,8 @@ from typing import Any
 
 from ..recipes import table1, table2
 from ..training.config import RunConfig
+from .curvature import FILE as CURVATURE
+from .curvature import curvature_section
 from .document import Section, Table
 from .figures import band, colour, panels
 from .results import Results
@@ -45,7 +47,9 @@ class Diagnosis:
 
 
 def load_diagnoses(results: Path) -> list[Diagnosis]:
-    return [Diagnosis(path) for path in sorted((results / "diagnosis").glob("*.json"))]
+    """What ``fastslow diagnose`` recorded; the curvature beside it has another form and a section of its own."""
+    paths = sorted((results / "diagnosis").glob("*.json"))
+    return [Diagnosis(path) for path in paths if path != results / f"{CURVATURE}.json"]
 
 
 def diagnosis_sections(results: Results) -> list[Section]:
@@ -139,6 +143,7 @@ def diagnosis_sections(results: Results) -> list[Section]:
             "(`fastslow reproduce table1`).",
             tuple(_flip_figures(results)),
         ),
+        curvature_section(results),
     ]
 
 
