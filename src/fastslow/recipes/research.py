@@ -140,11 +140,15 @@ GRADIENTS = (
     _plus("0.25", "A quarter.", "distill-0.5", _DISTILL, strength=0.25, secant=True),
 )
 
+_LARGER = {**_HARDER, "lr": 3e-3}
 _ONE_BIT = {**_COSINE, "activations": "sign"}
 _SCRATCH = {**_COSINE, "weights": NONE, "cutout": 16}
 
-# Networks that are hard to fit: there a better gradient should count for more.
+# Larger steps, and networks that are hard to fit: there a better gradient should count for more.
 HARDER = (
+    Idea("distill-cutout-3e-3", "Harder images with a larger step.", _LARGER, "distill-cutout/ste"),
+    _plus("at-0.5", "Bits that settle early have time to look further.", "distill-cutout-3e-3", _LARGER, strength=0.5),
+    _plus("1", "The same with the whole curvature.", "distill-cutout-3e-3", _LARGER, strength=1.0),
     Idea("w1a1", "One-bit inputs as well as weights.", _ONE_BIT, _USUAL),
     _plus("at-0.5", "What is hard to fit gains more.", "w1a1", _ONE_BIT, strength=0.5),
     _plus("1", "The whole curvature.", "w1a1", _ONE_BIT, strength=1.0),
