@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 from fastslow.hypernets import kernels  # noqa: E402
 from fastslow.hypernets.horizon import horizon  # noqa: E402
-from fastslow.hypernets.kernels import concat_launch, launch  # noqa: E402
+from fastslow.hypernets.kernels import concat_launch, concat_sweep, launch  # noqa: E402
 from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
 
 
@@ -77,8 +77,8 @@ def test_concat_finds_states_once_and_never_takes_others_for_them(monkeypatch: p
     net = net.to(DEVICE)
     histories = [torch.randn(2, sum(sizes), device=DEVICE) * 1e-2 for _ in range(2)]
     cotangent = torch.randn(sum(sizes), device=DEVICE)
-    found, find = [], concat_launch._Sweep._enter_all
-    monkeypatch.setattr(concat_launch._Sweep, "_enter_all", lambda self: (found.append(self), find(self))[1])
+    found, find = [], concat_sweep.Sweep._enter_all
+    monkeypatch.setattr(concat_sweep.Sweep, "_enter_all", lambda self: (found.append(self), find(self))[1])
 
     def check(got: torch.Tensor, history: torch.Tensor) -> None:
         want = twin.concat(history.cpu().double(), sizes, layers, reference=True)
