@@ -76,6 +76,29 @@ def test_everything_is_float64s(
     assert got["y"].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize(("shape", "affine", "residual", "relu", "dtype"), ROWS)
+def test_evaluation_is_float64s(
+    shape: tuple, affine: bool, residual: bool, relu: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norm, "_MAP_TILE", 512)
+    monkeypatch.setattr(norm, "_PROGRAMS", 2)
+    torch.manual_seed(0)
+    x, added = (part.to(dtype) for part in torch.randn(2, *shape))
+    twin = batch_norm(shape[1], affine).double()
+    twin(3 * torch.randn(5, shape[1], 2, 2).double() + 1)
+    bn = batch_norm(shape[1], affine)
+    bn.load_state_dict(twin.state_dict())
+    before = {name: value.clone() for name, value in bn.named_buffers()}
+    with torch.no_grad():
+        want = ops.norm_act(twin.eval(), x.double(), added.double() if residual else None, relu)
+        with ops.fused():
+            assert norm.can_run(bn.to(DEVICE).eval(), last(x, dtype))
+            got = ops.norm_act(bn, last(x, dtype), last(added, dtype) if residual else None, relu)
+    assert float((got.cpu().double() - want).norm() / want.norm()) < (1e-6 if dtype == torch.float32 else 5e-3)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(value.cpu(), before[name]) for name, value in bn.named_buffers())
+
+
 def test_the_same_sums_every_time() -> None:
     torch.manual_seed(0)
     x, dy = (last(part) for part in torch.randn(2, 3, 16, 30, 7))
@@ -95,11 +118,13 @@ def test_what_is_left_to_torch() -> None:
     assert not norm.can_run(batch_norm(16, momentum=None).to(DEVICE), x)
     assert not norm.can_run(batch_norm(16, track_running_stats=False).to(DEVICE), x)
     assert not norm.can_run(batch_norm(12).to(DEVICE), last(torch.randn(2, 12, 4, 4)))
+    assert not norm.can_run(batch_norm(16).to(DEVICE).eval(), x), "it would have to be differentiated"
     with torch.no_grad():
-        assert not norm.can_run(bn, x)
+        assert not norm.can_run(bn, x), "its statistics would have to move"
+        assert norm.can_run(batch_norm(16).to(DEVICE).eval(), x)
+        assert not norm.can_run(batch_norm(16, track_running_stats=False).to(DEVICE).eval(), x)
     bn.register_forward_hook(lambda *_: None)
     assert not norm.can_run(bn, x)
-    assert not norm.can_run(batch_norm(16).to(DEVICE).eval(), x)
 
 
 def test_the_kernels_are_trusted_only_where_they_agree(

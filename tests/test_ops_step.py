@@ -39,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return counting
 
     for module, name in ((conv, "weight_gradient"), (conv, "convolve"), (norm, "normalise"), (norm, "differentiate"),
-                         (quantize, "bits"), (ahead, "bits_of_many")):  # fmt: skip
+                         (norm, "evaluate"), (quantize, "bits"), (ahead, "bits_of_many")):  # fmt: skip
         monkeypatch.setattr(module, name, count(name, getattr(module, name)))
     if DEVICE == "cpu":
         for module in (conv, norm, quantize):
@@ -82,6 +82,22 @@ def test_one_step_of_a_resnet(method: str, calls: Counter[str]) -> None:
     for name, want in results[0].items():
         error = float((results[1][name] - want).double().norm() / want.double().norm())
         assert error < (3e-2 if DEVICE == "cuda" else 3e-3), name
+
+
+def test_a_teacher_is_fused_too(calls: Counter[str]) -> None:
+    torch.manual_seed(0)
+    model = fs.models.resnet8()
+    model(torch.randn(20, 3, 8, 8))  # statistics of its own
+    model.to(DEVICE, memory_format=torch.channels_last).eval().requires_grad_(False)
+    x = last(torch.randn(3, 3, 8, 8))
+    with torch.no_grad(), float32_products(torch.device(DEVICE), tf32=True):
+        want = model(x)
+        with ops.fused():
+            got = model(x)
+    norms = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    own = sum(isinstance(m, nn.Conv2d) and m.stride == (1, 1) and m.in_channels > 3 for m in model.modules())
+    assert calls == {"evaluate": norms, "convolve": own}
+    assert float((got - want).norm() / want.norm()) < 3e-3
 
 
 @pytest.mark.gpu

@@ -52,11 +52,13 @@ def conv2d(
 
 
 def can_run(x: Tensor, weight: Tensor, groups: int = 1) -> bool:
-    """Whether the weight gradient's kernel takes these, and all kernels work on their device."""
+    """Whether the weight gradient's kernel takes these, and all kernels work on their device.
+
+    Without gradients they are taken too: a teacher's convolutions.
+    """
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return (
-        torch.is_grad_enabled()
-        and weight.requires_grad
+        (weight.requires_grad or not torch.is_grad_enabled())
         and groups == 1
         and weight.dtype == torch.float32
         and (dtype == torch.bfloat16 or (dtype == x.dtype == torch.float32 and tf32_allowed()))

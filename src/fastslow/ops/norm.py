@@ -1,4 +1,7 @@
-"""BatchNorm in training, with the residual sum and the ReLU that follow it, in two kernels forward and two backward."""
+"""BatchNorm with the residual sum and the ReLU that follow it, in two kernels forward and two backward.
+
+In evaluation without gradients, as a teacher sees its images, it is one kernel.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ def norm_act(bn: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None, relu
     """``relu(bn(x) + residual)``, in kernels of our own where the fused operations are on and take it."""
     if is_fused() and can_run(bn, x, residual):
         residual = None if residual is None else residual.contiguous(memory_format=LAST)
+        if not bn.training:
+            return evaluate(x, residual, bn, relu)
         return cast(Tensor, _NormAct.apply(x, bn.weight, bn.bias, residual, bn, relu))
     y = bn(x)
     if residual is not None:
@@ -33,8 +38,7 @@ def can_run(bn: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> bo
     """Whether the kernels take these, and work on their device."""
     return (
         type(bn) is nn.BatchNorm2d
-        and bn.training
-        and torch.is_grad_enabled()
+        and bn.training == torch.is_grad_enabled()
         and bn.running_mean is not None
         and bn.running_mean.dtype == torch.float32
         and bn.momentum is not None
@@ -104,6 +108,20 @@ def normalise(
         **maps.constants, **_parts(sums.programs), **kind,
     )  # fmt: skip
     return saved
+
+
+def evaluate(x: Tensor, residual: Tensor | None, bn: nn.BatchNorm2d, relu: bool) -> Tensor:
+    """The output with the running statistics."""
+    from . import norm_kernels
+
+    rows, y = x.numel() // x.shape[1], torch.empty_like(x)
+    maps = _map_shape(rows, x.shape[1])
+    kind = {"AFFINE": bn.weight is not None, "RESIDUAL": residual is not None, "RELU": relu}
+    launch(
+        norm_kernels.evaluate, maps.grid,
+        *(x, residual, y, bn.weight, bn.bias, bn.running_mean, bn.running_var, rows, bn.eps), **maps.constants, **kind,
+    )  # fmt: skip
+    return y
 
 
 def differentiate(
@@ -181,6 +199,10 @@ def agrees(dtype: torch.dtype, device: torch.device) -> bool:
                 else:
                     y = norm_act(bn, inputs[0], added, relu)
             results.append([y.detach(), *torch.autograd.grad(y, variables, dy.to(y.dtype)), *bn.buffers()])
+            with torch.no_grad():
+                results[-1].append(
+                    evaluate(inputs[0], added, bn, relu) if own else norm_act(bn.eval(), inputs[0], added, relu)
+                )
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         for got, want in zip(*results, strict=True):
             if not float((got - want).double().norm()) <= tolerance * float(want.double().norm()):

@@ -1,10 +1,10 @@
 # pyright: reportGeneralTypeIssues=false
 # What is inside @triton.jit is Triton's language, not Python.
-"""BatchNorm in training, with a residual sum and a ReLU, over images that lie channels-last in memory: rows of C.
+"""BatchNorm with a residual sum and a ReLU, over images that lie channels-last in memory: rows of C.
 
-Two kernels each way. The first sums over ranges of rows, one partial result a range; the second adds these up in a
-fixed order, each program for itself, since that is cheaper than a kernel in between, and goes through its rows.
-`partial` is (2, SPLITS, C), `saved` is (2, C): mean and 1 / standard deviation.
+In training, two kernels each way. The first sums over ranges of rows, one partial result a range; the second adds
+these up in a fixed order, each program for itself, since that is cheaper than a kernel in between, and goes through its
+rows. `partial` is (2, SPLITS, C), `saved` is (2, C): mean and 1 / standard deviation.
 """
 
 import triton
@@ -25,6 +25,25 @@ def _scale_offset(weight, bias, rstd, c, inside, AFFINE: tl.constexpr):
         scale = rstd * tl.load(weight + c, inside, 0.0)
         offset = tl.load(bias + c, inside, 0.0)
     return scale, offset
+
+
+@triton.jit
+def _write_rows(
+    x, residual, y, mean, scale, offset, c, inside, positions,
+    C: tl.constexpr, BR: tl.constexpr, ROUNDS: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output of this program's rows."""
+    for i in range(ROUNDS):
+        row = (tl.program_id(0) * ROUNDS + i) * BR + tl.arange(0, BR)
+        mask = (row < positions)[:, None] & inside[None, :]
+        at = row[:, None] * C + c[None, :]
+        values = tl.load(x + at, mask, 0.0).to(tl.float32)
+        out = _before_relu(values, mean[None, :], scale[None, :], offset[None, :])
+        if RESIDUAL:
+            out += tl.load(residual + at, mask, 0.0).to(tl.float32)
+        if RELU:
+            out = tl.where(out <= 0.0, 0.0, out)  # a NaN stays one
+        tl.store(y + at, out.to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -84,17 +103,22 @@ def normalise(
         if tl.program_id(1) == 0:
             tl.store(tracked, tl.load(tracked) + 1)
     scale, offset = _scale_offset(weight, bias, rstd, c, inside, AFFINE)
-    for i in range(ROUNDS):
-        row = (program * ROUNDS + i) * BR + tl.arange(0, BR)
-        mask = (row < positions)[:, None] & inside[None, :]
-        at = row[:, None] * C + c[None, :]
-        values = tl.load(x + at, mask, 0.0).to(tl.float32)
-        out = _before_relu(values, mean[None, :], scale[None, :], offset[None, :])
-        if RESIDUAL:
-            out += tl.load(residual + at, mask, 0.0).to(tl.float32)
-        if RELU:
-            out = tl.where(out <= 0.0, 0.0, out)  # a NaN stays one
-        tl.store(y + at, out.to(y.dtype.element_ty), mask)
+    _write_rows(x, residual, y, mean, scale, offset, c, inside, positions, C, BR, ROUNDS, RESIDUAL, RELU)
+
+
+@triton.jit
+def evaluate(
+    x, residual, y, weight, bias, running_mean, running_var, positions, eps,
+    C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, ROUNDS: tl.constexpr,
+    AFFINE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The output with the running statistics, which stay as they are."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = c < C
+    mean = tl.load(running_mean + c, inside, 0.0)
+    rstd = 1.0 / tl.sqrt_rn(tl.load(running_var + c, inside, 1.0) + eps)
+    scale, offset = _scale_offset(weight, bias, rstd, c, inside, AFFINE)
+    _write_rows(x, residual, y, mean, scale, offset, c, inside, positions, C, BR, ROUNDS, RESIDUAL, RELU)
 
 
 @triton.jit
