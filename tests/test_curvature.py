@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import subprocess
@@ -27,14 +26,10 @@ from fastslow.report.svg import Figure
 from fastslow.reproduce.record import write_record
 from fastslow.training.run import RunFolder
 from reference import BINARY, tiny_task
+from scripts import ROOT, load_script
 
-ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "results" / "diagnosis" / "curvature.json"
-_spec = importlib.util.spec_from_file_location("curvature", ROOT / "tools" / "curvature.py")
-assert _spec is not None
-assert _spec.loader is not None
-curvature = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(curvature)
+curvature = load_script("tools/curvature.py")
 
 
 def cross_entropy(network, x, y):

@@ -70,7 +70,7 @@ def test_normalize_is_the_textbook_formula_and_changes_nothing():
 def test_padding_is_black_before_normalisation():
     image_set = make_set()
     batches = Batches(image_set, 4, augment=True)
-    x = batches.gather(torch.tensor([0]), torch.tensor([[4, 0]]), torch.tensor([False]), torch.zeros(1, 2))
+    x = batches.gather(torch.tensor([0]), torch.tensor([[4, 0]]), torch.tensor([False]))
     black = -torch.tensor(image_set.mean) / torch.tensor(image_set.std)
     torch.testing.assert_close(x[0, :, -4:], black[:, None, None].expand(3, 4, 5))
 
@@ -91,7 +91,7 @@ def test_evaluation_pass_is_every_image_in_order():
 def test_a_training_epoch_is_the_twin_applied_to_its_plan():
     image_set = make_set()
     batches = Batches(image_set, 8, seed=5, augment=True, shuffle=True)
-    indices, shifts, flips, _ = batches.plan(2)
+    indices, shifts, flips = batches.plan(2)
     expected = normalize(
         slow_gather(image_set.images, indices, shifts, flips),
         torch.tensor(image_set.mean),
@@ -134,7 +134,7 @@ def test_epoch_is_a_pure_function_of_seed_and_epoch():
     torch.rand(5)
     assert all(map(torch.equal, first, plan(7, 3)))
     for other in (plan(7, 4), plan(8, 3), plan(3, 7)):
-        assert not any(map(torch.equal, first[:3], other[:3]))
+        assert not any(map(torch.equal, first, other))
     assert sorted(first[0].tolist()) == list(range(200))
     # The same order for every batch size, and with or without augmentation.
     plain = Batches(image_set, 3, seed=7, shuffle=True).plan(3)
@@ -162,7 +162,7 @@ def test_cutout_blanks_a_square_of_every_image(side):
 
 
 def test_augmentation_uses_all_shifts_and_both_sides_evenly():
-    _, shifts, flips, _ = Batches(make_set(20_000, 1, 1), 1, augment=True).plan(0)
+    _, shifts, flips = Batches(make_set(20_000, 1, 1), 1, augment=True).plan(0)
     counts = torch.stack([shifts[:, axis].add(4).bincount(minlength=9) for axis in (0, 1)])
     assert counts.shape == (2, 9)
     assert (counts / 20_000 - 1 / 9).abs().max() < 0.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from types import ModuleType
@@ -11,17 +10,11 @@ import pytest
 import torch
 
 import fastslow as fs
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from scripts import load_script
 
 
 def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(f"examples/{name}.py")
 
 
 @pytest.fixture(scope="module")

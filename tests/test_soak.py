@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from scripts import ROOT, load_script
+
 RECORDED = ROOT / "results" / "benchmarks" / "soak.json"
-_spec = importlib.util.spec_from_file_location("soak", ROOT / "tools" / "soak.py")
-assert _spec is not None
-assert _spec.loader is not None
-soak = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(soak)
+soak = load_script("tools/soak.py")
 
 
 def samples(slope: float, threads: int = 1) -> list[dict[str, float]]:

@@ -103,30 +103,29 @@ class Batches:
         full, rest = divmod(len(self.image_set), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def plan(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def plan(self, epoch: int) -> tuple[Tensor, ...]:
         """Everything random about an epoch, in the order shown, on the CPU.
 
-        Indices (N,), shifts (N, 2), flips (N,), and centres of the squares that are blanked (N, 2).
+        Indices (N,), shifts (N, 2), flips (N,), and with `cutout` the centres of the squares that are blanked (N, 2).
         """
         n = len(self.image_set)
         indices, shifts, flips = torch.arange(n), torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)
-        centres = torch.zeros_like(shifts)
         if self.shuffle:
             indices = torch.randperm(n, generator=generator(self.seed, epoch, ORDER))
         if self.augment:
             numbers = generator(self.seed, epoch, AUGMENT)
             shifts = torch.randint(-PAD, PAD + 1, (n, 2), generator=numbers)
             flips = torch.randint(0, 2, (n,), generator=numbers) == 1
-        if self.cutout:
-            centres = hole_centres(n, self.image_set.shape[1:], generator(self.seed, epoch, HOLES))
-        return indices, shifts, flips, centres
+        if not self.cutout:
+            return indices, shifts, flips
+        return indices, shifts, flips, hole_centres(n, self.image_set.shape[1:], generator(self.seed, epoch, HOLES))
 
-    def gather(self, indices: Tensor, shifts: Tensor, flips: Tensor, centres: Tensor) -> Tensor:
-        """One batch: `gather` of this set's images, then `normalize`, then `blank`."""
+    def gather(self, indices: Tensor, shifts: Tensor, flips: Tensor, centres: Tensor | None = None) -> Tensor:
+        """One batch: `gather` of this set's images, then `normalize`, then `blank` around the centres, if any."""
         images = self.image_set.images
         crops = gather(images, indices, shifts, flips) if self.augment else images[indices]
         x = normalize(crops, self._mean, self._std)
-        if self.cutout:
+        if centres is not None:
             x = blank(x, centres, self.cutout)
         return x.contiguous(memory_format=self.memory_format)
 

@@ -64,12 +64,12 @@ class SlowNet(nn.Module):
     ) -> Tensor:
         """M_s of each layer's whole history as one sequence; `reference=True` runs `forward`'s reference."""
         outputs = []
-        for part, layer in zip(_scaled(history, sizes, scales).split(list(sizes), 1), layers, strict=True):
+        for part, layer in zip(scaled(history, sizes, scales).split(list(sizes), 1), layers, strict=True):
             tokens = _patches(part, self.patch)
             index = constant([layer], history.device)
             sequence = tokens.reshape(1, -1, self.patch)
             outputs.append(self(sequence, index, tokens.shape[1], reference=reference).reshape(-1)[: part.shape[1]])
-        return _unscaled(torch.cat(outputs), sizes, scales)
+        return unscaled(torch.cat(outputs), sizes, scales)
 
     def per_weight(
         self,
@@ -82,17 +82,16 @@ class SlowNet(nn.Module):
         reference: bool = False,
     ) -> Tensor:
         """M_s of each weight's (or patch's) own history; `reference=True` runs `forward`'s reference."""
-        parts = [_patches(part, self.patch) for part in _scaled(history, sizes, scales).split(list(sizes), 1)]
+        parts = [_patches(part, self.patch) for part in scaled(history, sizes, scales).split(list(sizes), 1)]
         tokens = torch.cat(parts, 1).transpose(0, 1).contiguous()
         index = repeated(constant(layers, history.device), [part.shape[1] for part in parts])
         if known is not None:
-            known = known if scales is None else known / repeated(scales, sizes)
-            known = known.view(-1, 1, 1) if self.patch == 1 else None
+            known = scaled(known, sizes, scales).view(-1, 1, 1) if self.patch == 1 else None
         outputs = self(tokens, index, 1, known=known, reference=reference).reshape(-1)
         if self.patch > 1:  # drop the padding of each layer's last patch
             pieces = outputs.split([part.shape[1] * self.patch for part in parts])
             outputs = torch.cat([piece[:size] for piece, size in zip(pieces, sizes, strict=True)])
-        return _unscaled(outputs, sizes, scales)
+        return unscaled(outputs, sizes, scales)
 
 
 class _Known(torch.autograd.Function):
@@ -120,11 +119,13 @@ class _Known(torch.autograd.Function):
         return None, None, None, None, None, *total
 
 
-def _scaled(history: Tensor, sizes: Sequence[int], scales: Tensor | None) -> Tensor:
+def scaled(history: Tensor, sizes: Sequence[int], scales: Tensor | None) -> Tensor:
+    """In units of each layer's scale, one a layer; gradients (l, N) or outputs (N,)."""
     return history if scales is None else history / repeated(scales, sizes)
 
 
-def _unscaled(output: Tensor, sizes: Sequence[int], scales: Tensor | None) -> Tensor:
+def unscaled(output: Tensor, sizes: Sequence[int], scales: Tensor | None) -> Tensor:
+    """The inverse."""
     return output if scales is None else output * repeated(scales, sizes)
 
 

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastslow.hypernets import kernels, native
-from fastslow.hypernets.layouts import SlowNet
+from fastslow.hypernets.layouts import SlowNet, scaled, unscaled
 from fastslow.hypernets.scan import Discretization, check_discretization, selective_scan_reference
 from fastslow.hypernets.scan_chunked import selective_scan
-from fastslow.hypernets.segments import repeated
 
 
 class MambaSlowNet(SlowNet):
@@ -184,11 +183,9 @@ class LSTMSlowNet(SlowNet):
         if not reference and self.patch == 1 and kernels.lstm_can_run(self.lstm.hidden_size, history):
             from fastslow.hypernets.kernels import lstm_launch  # imports Triton
 
-            if scales is None:
-                return lstm_launch.sequence(self, history, sizes, layers, known)
-            unit = repeated(scales, sizes)
-            known = None if known is None else known / unit
-            return lstm_launch.sequence(self, history / unit, sizes, layers, known) * unit
+            known = None if known is None else scaled(known, sizes, scales)
+            out = lstm_launch.sequence(self, scaled(history, sizes, scales), sizes, layers, known)
+            return unscaled(out, sizes, scales)
         return super().per_weight(history, sizes, layers, scales=scales, known=known, reference=reference)
 
 

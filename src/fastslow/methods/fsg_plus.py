@@ -78,8 +78,8 @@ class FSGPlusDriver(FlatDriver):
             "steps": layers.clone(),  # that entered it
             "turned": layers.clone(),  # sums over weights near the threshold: s g r
             "expected": layers.clone(),  # and v r^2
-            "push": layers.clone(),  # of the last step: RMS of what was added over that of the gradient
         }
+        self._last: tuple[list[int], Tensor, Tensor] | None = None  # sizes, gradient and what was added to it
 
     def before_step(self) -> bool:
         self.follow_weights()
@@ -89,7 +89,9 @@ class FSGPlusDriver(FlatDriver):
             sizes = [self.sizes[i] for i in active]
             g = self.join(gradients)
             w = self.join([self.slots[i].layer.weight for i in active])
-            flat.write(gradients, g + self._correction(active, sizes, w, g))
+            added = self._correction(active, sizes, w, g)
+            flat.write(gradients, g + added)
+            self._last = sizes, g, added
         return True
 
     def _correction(self, active: list[int], sizes: list[int], w: Tensor, g: Tensor) -> Tensor:
@@ -97,9 +99,8 @@ class FSGPlusDriver(FlatDriver):
         kept, columns = self.tensors, self.columns(active)
         rows = slice(None) if len(active) == len(self.slots) else torch.tensor(active, device=self.device)
         sums = torch.stack([kept["turned"][rows], kept["expected"][rows]])
-        k = repeated(
-            self.method.strength * factors(*sums), sizes
-        )  # from earlier steps: the noise of this one is not in
+        # From earlier steps: the noise of this one is not in it.
+        k = repeated(self.method.strength * factors(*sums), sizes)
         steps = kept["steps"][rows] + 1
         squares = kept["squares"][columns].lerp(g * g, 1 - self.method.decay)
         v = squares / repeated(1 - self.method.decay**steps, sizes)
@@ -110,21 +111,21 @@ class FSGPlusDriver(FlatDriver):
         near = r * (size < limit)
         found = segment_sum(torch.stack([near * s * g, near * near * v]), sizes)
         added = k * v * (-s * r if self.method.secant else t - s * r)
-        push, usual = segment_mean(torch.stack([added * added, g * g]), sizes).sqrt()
         kept["turned"][rows], kept["expected"][rows] = self.method.decay * sums + found
         kept["steps"][rows], kept["squares"][columns] = steps, squares
-        kept["push"][rows] = push * inverse(usual)
         return added
 
     def metrics(self) -> dict[str, float]:
         """``curvature``: the mean factor k, the batch size in theory; ``push``: size of the curvature's part.
 
-        The push is its RMS over that of the gradient, averaged over layers.
+        The push is its RMS in the last step over that of the gradient, averaged over the layers that took part.
         """
-        if not bool((self.tensors["steps"] > 0).any()):
+        if self._last is None:
             return {}
         k = factors(self.tensors["turned"], self.tensors["expected"])
-        return {"curvature": float(k.mean()), "push": float(self.tensors["push"].mean())}
+        sizes, g, added = self._last
+        push, usual = segment_mean(torch.stack([added * added, g * g]), sizes).sqrt()
+        return {"curvature": float(k.mean()), "push": float((push * inverse(usual)).mean())}
 
     # -- state ----------------------------------------------------------------------------------------------------
 

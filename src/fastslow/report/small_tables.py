@@ -83,7 +83,6 @@ def plus_table(results: Results) -> Table:
             continue
         ste = groups[f"{model}/{protocol}/{STE}"]
         against = group.against(ste)
-        both = group.n and ste.n
         rows.append(
             (
                 f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
@@ -92,8 +91,8 @@ def plus_table(results: Results) -> Table:
                 str(group.n) if group.n else NONE,
                 difference(against),
                 pair_words(against),
-                f"{group.mean('train_loss'):.3f} / {ste.mean('train_loss'):.3f}" if both else NONE,
-                f"{group.mean('seconds') / ste.mean('seconds'):.2f}" if both else NONE,
+                f"{group.mean('train_loss'):.3f} / {ste.mean('train_loss'):.3f}" if against else NONE,
+                f"{group.mean('seconds') / ste.mean('seconds'):.2f}" if against else NONE,
             )
         )
     columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")

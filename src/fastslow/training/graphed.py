@@ -49,8 +49,7 @@ class GraphedSteps:
         self.trainer = trainer
         assert isinstance(trainer.train_batches, Batches)
         self.batches = trainer.train_batches
-        # Which images, and what happens to them: a captured step reads it here.
-        self.plan = [part[: self.batches.batch_size].to(trainer.device) for part in self.batches.plan(0)]
+        self.plan: list[Tensor] = []  # which images, and what happens to them: a captured step reads it here
         self.loss = torch.zeros((), device=trainer.device)
         # Warm-up and capture share one side stream, as torch asks: gradients remember the stream they were made on.
         self.stream = torch.cuda.Stream(trainer.device)
@@ -74,6 +73,8 @@ class GraphedSteps:
 
     def _step(self, plan: list[Tensor]) -> float | None:
         trainer = self.trainer
+        if not self.plan:
+            self.plan = [torch.empty_like(part) for part in plan]
         for kept, new in zip(self.plan, plan, strict=True):
             kept.copy_(new)
         trainer.set_learning_rate()
