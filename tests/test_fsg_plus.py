@@ -144,6 +144,37 @@ class Turned(nn.Module):
         return self.sign * self.layer(x)
 
 
+@pytest.mark.parametrize("backward", ["ede", "reste"])
+def test_another_backward_multiplies_the_whole_gradient(backward):
+    """With a learning rate of 0 the weights stay, so that both see the same gradients."""
+    moves = {}
+    for name in ("", backward):
+        net, data = tiny_task(seed=3)
+        fs.binarize_(net, "fsg-plus", skip="out", band=1.0, backward=name)
+        optimizer = fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.0), total_steps=12)
+        train(net, optimizer, data[:6])
+        moves[name] = {n: net.get_submodule(n).weight.grad for n in BINARY}
+    progress = torch.tensor(5 / 12)
+    method = fs.get_method({"ede": "irnet", "reste": "reste"}[backward])
+    for n in BINARY:
+        t = torch.tanh(net.get_submodule(n).weight.detach())
+        expected = moves[""][n] * method.derivative(t / t.abs().max(), progress)
+        torch.testing.assert_close(moves[backward][n], expected)
+
+
+def test_a_twin_joins_the_gradient_of_a_layers_input_alone():
+    found = {}
+    for eta in (0.0, 0.3):
+        net, data = tiny_task(seed=3)
+        fs.binarize_(net, "fsg-plus", skip="out", eta=eta)
+        optimizer = fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.0))
+        train(net, optimizer, data[:1])
+        found[eta] = {n: net.get_submodule(n).weight.grad for n in BINARY}
+    torch.testing.assert_close(found[0.0][BINARY[-1]], found[0.3][BINARY[-1]])
+    assert not torch.allclose(found[0.0][BINARY[0]], found[0.3][BINARY[0]])
+    assert net.get_submodule(BINARY[0]).own("twin").grad is not None
+
+
 def test_a_weight_and_its_negative_are_treated_alike():
     pairs = []
     for sign in (1.0, -1.0):
@@ -226,6 +257,8 @@ def test_accumulation_equals_one_batch():
         ({"strength": -1.0}, "^strength=-1.0: it can't be negative"),
         ({"decay": 1.0}, "^decay=1.0: give a number from 0"),
         ({"band": 0.0}, "^band=0.0: give a positive number"),
+        ({"backward": "tanh"}, "^backward='tanh': choose 'ede' or 'reste'"),
+        ({"eta": -0.1}, "^eta=-0.1: a share can't be negative"),
     ],
 )
 def test_bad_fields_are_refused(fields, sentence):

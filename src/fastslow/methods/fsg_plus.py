@@ -32,14 +32,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..binarize import sign
 from ..hypernets.segments import repeated, segment_max, segment_mean, segment_sum
+from ..layers import BinaryLayer
 from . import flat
 from .base import Slot
 from .flat_driver import FlatDriver, RememberingMethod, gradient
+from .irnet import IRNet
+from .reste import ReSTE
+from .surge import with_twin
 
+DERIVATIVES = {"ede": IRNet().derivative, "reste": ReSTE().derivative}
 _SPREAD = 0.5  # how much layers are expected to differ from their common factor, as a share of it
 
 
@@ -48,19 +53,35 @@ class FSGPlus(RememberingMethod):
     """Straight-through gradients with the curvature along each weight, learned from the bits near the threshold."""
 
     name: ClassVar[str] = "fsg-plus"
+    sees_progress: ClassVar[bool] = True  # for ``backward``
 
     strength: float = 0.5  # share of the measured curvature: 0 is ste
     decay: float = 0.999  # of the memory, a step
     band: float = 0.1  # weights nearer to the threshold than this share of the layer's mean |W| tell the curvature
     secant: bool = False  # the slope from bit to bit, wherever the weight lies, not the gradient at the weight itself
+    backward: str = ""  # "ede" or "reste": their derivative of the sign, on tanh W / r, multiplies the whole gradient
+    eta: float = 0.0  # share of a full-precision twin's gradient in what reaches a layer's input, as in SURGE
 
     def __post_init__(self) -> None:
+        if self.backward not in ("", *DERIVATIVES):
+            known = " or ".join(map(repr, DERIVATIVES))
+            raise ValueError(f"backward={self.backward!r}: choose {known}, or leave it out")
+        if not self.eta >= 0:
+            raise ValueError(f"eta={self.eta}: a share can't be negative")
         if not self.strength >= 0:
             raise ValueError(f"strength={self.strength}: it can't be negative")
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay={self.decay}: give a number from 0 up to, not including, 1")
         if not self.band > 0:
             raise ValueError(f"band={self.band}: give a positive number")
+
+    def own_state(self, layer: BinaryLayer, w: Tensor) -> dict[str, Tensor]:
+        return {"twin": nn.Parameter(w.clone())} if self.eta else {}
+
+    def forward(self, layer: BinaryLayer, x: Tensor) -> Tensor:
+        if not (self.eta and layer.training and torch.is_grad_enabled()):
+            return super().forward(layer, x)
+        return with_twin(layer, x, self.eta, super().forward)
 
     def driver(self, slots: list[Slot]) -> FSGPlusDriver:
         return FSGPlusDriver(self, slots)
@@ -90,7 +111,13 @@ class FSGPlusDriver(FlatDriver):
             g = self.join(gradients)
             w = self.join([self.slots[i].layer.weight for i in active])
             added = self._correction(active, sizes, w, g)
-            flat.write(gradients, g + added)
+            whole = g + added
+            if self.method.backward:
+                t = torch.tanh(w)
+                z = t * inverse(repeated(segment_max(t.abs(), sizes), sizes))
+                progress = self.slots[0].layer._progress.to(z.dtype)
+                whole = whole * DERIVATIVES[self.method.backward](z, progress)
+            flat.write(gradients, whole)
             self._last = sizes, g, added
         return True
 

@@ -148,15 +148,28 @@ _SCRATCH = {**_COSINE, "weights": NONE, "cutout": 16}
 HARDER = (
     Idea("distill-cutout-3e-3", "Harder images with a larger step.", _LARGER, "distill-cutout/ste"),
     _plus("at-0.5", "Bits that settle early have time to look further.", "distill-cutout-3e-3", _LARGER, strength=0.5),
-    _plus("1", "The same with the whole curvature.", "distill-cutout-3e-3", _LARGER, strength=1.0),
     Idea("w1a1", "One-bit inputs as well as weights.", _ONE_BIT, _USUAL),
     _plus("at-0.5", "What is hard to fit gains more.", "w1a1", _ONE_BIT, strength=0.5),
-    _plus("1", "The whole curvature.", "w1a1", _ONE_BIT, strength=1.0),
     Idea("scratch", "No float network to start from.", _SCRATCH, "cutout/ste"),
     _plus("at-0.5", "What has far to go gains more.", "scratch", _SCRATCH, strength=0.5),
 )
 
-IDEAS = (*RECIPES, *GRADIENTS, *HARDER)
+
+def _composed(variant: str, hypothesis: str, **fields: Any) -> Idea:
+    return _plus(variant, hypothesis, "distill-cutout", _HARDER, **{"strength": 0.5, "secant": True, **fields})
+
+
+# The best of them together with other papers' ways back; each also without the curvature, to see what is whose.
+COMPOSED = (
+    _composed("ede", "IR-Net's backward lets bits far from the threshold rest.", backward="ede"),
+    _composed("ede-alone", "That backward without the curvature.", backward="ede", strength=0.0),
+    _composed("reste", "ReSTE's backward favours weights near the threshold.", backward="reste"),
+    _composed("reste-alone", "That backward without the curvature.", backward="reste", strength=0.0),
+    _composed("twin", "SURGE's float twin says more of what the layers below should do.", eta=0.1),
+    _composed("twin-alone", "The twin without the curvature.", eta=0.1, strength=0.0),
+)
+
+IDEAS = (*RECIPES, *GRADIENTS, *HARDER, *COMPOSED)
 
 
 def settings() -> list[Setting]:

@@ -38,6 +38,7 @@ _PROTOCOLS = {
     "momentum": "SGD, lr 0.01, momentum 0.9",
     "adam-lr0.1": "Adam, lr 0.1",
     "sgd-lr0.1": "SGD, lr 0.1",
+    "adam-distill": "Adam, cosine, teacher",
     "adam-strong": "Adam, cosine, teacher, cutout",
     "momentum-strong": "SGD, momentum 0.9, cosine, teacher, cutout",
 }
