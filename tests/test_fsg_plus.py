@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastslow as fs
+from fastslow.cli_support import parse_fields
 from fastslow.hypernets.segments import repeated, segment_max, segment_mean, segment_sum
 from fastslow.methods.fsg_plus import factors
 from plus_twin import Twin
@@ -22,13 +24,17 @@ BASES = {
 }
 
 
-def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", **fields):
+GATE = (0.3, -1.5, 2.0, 0.4, -1.0, 6.0)
+TOTAL = 12
+
+
+def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", total=None, **fields):
     net, data = tiny_task(seed=3)
     net.to(dtype)
     if method == "fsg-plus":
         fields = {"band": 1.0, **fields}
     fs.binarize_(net, method, skip="out", **fields)
-    return net, fs.optimizer(net, BASES[base](net.parameters())), [(x.to(dtype), y) for x, y in data]
+    return net, fs.optimizer(net, BASES[base](net.parameters()), total), [(x.to(dtype), y) for x, y in data]
 
 
 def train(net: nn.Module, optimizer: fs.BinaryOptimizer, data: list[tuple[Tensor, Tensor]]) -> None:
@@ -43,18 +49,20 @@ def weights(net: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("base", "fields"),
+    ("base", "fields", "total"),
     [
-        ("adam", {}),
-        ("sgd", {"strength": 3.0, "decay": 0.9}),
-        ("adam", {"band": 0.4, "decay": 0.0, "secant": True}),
+        ("adam", {}, None),
+        ("sgd", {"strength": 3.0, "decay": 0.9}, None),
+        ("adam", {"band": 0.4, "decay": 0.0, "secant": True}, None),
+        ("sgd", {"strength": 3.0, "decay": 0.9, "gate": GATE}, TOTAL),
+        ("adam", {"gate": [0.0, 0.0, 0.0, 1.5, 3.0, 9.0]}, None),
     ],
 )
-def test_twelve_steps_equal_the_slow_twin(base, fields):
-    net, optimizer, data = setting(base, **fields)
+def test_twelve_steps_equal_the_slow_twin(base, fields, total):
+    net, optimizer, data = setting(base, total=total, **fields)
     driver = optimizer.drivers[0]
     plain, _ = tiny_task(seed=3)
-    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base])
+    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base], total or 0)
     known = 0
     for t, batch in enumerate(data):
         known += twin.factors()[BINARY[0]] > 0
@@ -81,6 +89,47 @@ def test_it_is_exactly_ste_until_something_is_known(dtype):
     assert torch.equal(weights(first), weights(learning))
     train(learning, optimizer, data[1:6])
     assert not torch.equal(weights(straight), weights(learning))
+
+
+def test_a_gate_of_zeros_is_none():
+    (plain, without, data), (gated, optimizer, _) = setting(total=TOTAL), setting(total=TOTAL, gate=(0,) * 6)
+    for pair in ((plain, without), (gated, optimizer)):
+        train(*pair, data)
+    torch.testing.assert_close(weights(plain), weights(gated), rtol=1e-12, atol=1e-12)
+    assert not {"means", "gate"} & without.drivers[0].tensors.keys()
+    assert float(plain.hidden._progress) == 0, "nobody asks for it"
+    assert float(gated.hidden._progress) == 1
+    other, changed, _ = setting(total=TOTAL)
+    third, gated_too, _ = setting(total=TOTAL, gate=GATE)
+    for pair in ((other, changed), (third, gated_too)):
+        train(*pair, data)
+    assert not torch.allclose(weights(other), weights(third), rtol=1e-4)
+
+
+def test_the_gate_is_read_where_it_lies():
+    """Whoever learns it overwrites it in place, between two steps."""
+    (net, optimizer, data), (twin, other, _) = setting(gate=GATE), setting(gate=(0.0,) * 6)
+    train(net, optimizer, data)
+    other.drivers[0].tensors["gate"].copy_(torch.tensor(GATE))
+    train(twin, other, data)
+    torch.testing.assert_close(weights(net), weights(twin), rtol=1e-5, atol=1e-7)
+
+
+def test_a_gated_state_goes_on_where_it_was():
+    net, optimizer, data = setting(total=TOTAL, gate=GATE)
+    train(net, optimizer, data[:6])
+    other, resumed, _ = setting(total=TOTAL, gate=GATE)
+    other.load_state_dict(net.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share its moments
+    for pair in ((net, optimizer), (other, resumed)):
+        train(*pair, data[6:])
+    assert torch.equal(weights(net), weights(other))
+    _, ungated, _ = setting(total=TOTAL)
+    with pytest.raises(ValueError, match="isn't one of fsg-plus with these layers"):
+        resumed.load_state_dict(ungated.state_dict())
+    _, gated_otherwise, _ = setting(total=TOTAL, gate=(0.0,) * 6)
+    gated_otherwise.load_state_dict(optimizer.state_dict())
+    assert not gated_otherwise.drivers[0].tensors["gate"].any(), "fields are the method's, not the state's"
 
 
 class Quadratic(nn.Module):
@@ -175,11 +224,12 @@ def test_a_twin_joins_the_gradient_of_a_layers_input_alone():
     assert net.get_submodule(BINARY[0]).own("twin").grad is not None
 
 
-def test_a_weight_and_its_negative_are_treated_alike():
+@pytest.mark.parametrize("gate", [(), GATE])
+def test_a_weight_and_its_negative_are_treated_alike(gate):
     pairs = []
     for sign in (1.0, -1.0):
         net = Turned(sign)
-        fs.binarize_(net, "fsg-plus", band=2.0)
+        fs.binarize_(net, "fsg-plus", band=2.0, gate=gate)
         pairs.append((net, fs.optimizer(net, torch.optim.Adam(net.parameters(), lr=0.02))))
     generator = torch.Generator().manual_seed(1)
     flipped = pushed = 0
@@ -195,8 +245,9 @@ def test_a_weight_and_its_negative_are_treated_alike():
     assert pushed > 3
 
 
-def test_zero_gradients_and_zero_weights_leave_everything_finite():
-    net, optimizer, data = setting("sgd", dtype=torch.float32)
+@pytest.mark.parametrize("gate", [(), GATE])
+def test_zero_gradients_and_zero_weights_leave_everything_finite(gate):
+    net, optimizer, data = setting("sgd", dtype=torch.float32, gate=gate)
     train(net, optimizer, data[:3])
     with torch.no_grad():
         net.hidden.weight.zero_()
@@ -208,7 +259,7 @@ def test_zero_gradients_and_zero_weights_leave_everything_finite():
     assert optimizer.drivers[0].broken() is None
     assert all(math.isfinite(value) for value in optimizer.metrics().values())
     assert torch.isfinite(weights(net)).all()
-    fresh, unmoved, _ = setting("sgd", dtype=torch.float32)
+    fresh, unmoved, _ = setting("sgd", dtype=torch.float32, gate=gate)
     assert unmoved.metrics() == {}
     for parameter in fresh.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -216,15 +267,17 @@ def test_zero_gradients_and_zero_weights_leave_everything_finite():
     assert unmoved.drivers[0].broken() is None
 
 
-def test_a_layer_without_gradient_is_left_out_of_that_step():
-    net, optimizer, data = setting()
+@pytest.mark.parametrize("gate", [(), GATE])
+def test_a_layer_without_gradient_is_left_out_of_that_step(gate):
+    net, optimizer, data = setting(gate=gate)
     train(net, optimizer, data[:3])
     driver = optimizer.drivers[0]
     part = slice(sum(driver.sizes[:2]), None)
 
     def remembered() -> list[Tensor]:
         layer = [driver.tensors[key][2] for key in ("steps", "turned", "expected")]
-        return [net.hidden.weight.detach(), driver.tensors["squares"][part], *layer]
+        averages = [driver.tensors[key][part] for key in ("squares", "means") if key in driver.tensors]
+        return [net.hidden.weight.detach(), *averages, *layer]
 
     before = [value.clone() for value in remembered()]
     x, y = data[3]
@@ -259,11 +312,23 @@ def test_accumulation_equals_one_batch():
         ({"band": 0.0}, "^band=0.0: give a positive number"),
         ({"backward": "tanh"}, "^backward='tanh': choose 'ede' or 'reste'"),
         ({"eta": -0.1}, "^eta=-0.1: a share can't be negative"),
+        ({"gate": (1.0, 2.0)}, r"^gate=\(1.0, 2.0\): give 6 finite numbers, the coefficients of 1, p, p\^2, d, m, p m"),
+        ({"gate": [0.0, 0.0, math.nan, 0.0, 0.0, 0.0]}, "^gate=.*nan.*: give 6 finite numbers"),
+        ({"gate": [0.0, 0.0, math.inf, 0.0, 0.0, 0.0]}, "^gate=.*inf.*: give 6 finite numbers"),
+        ({"gate": ["a"] * 6}, "^gate=.*'a'.*: give 6 finite numbers"),
+        ({"gate": 0.5}, "^gate=0.5: the field 'gate' of fsg-plus takes a list of numbers"),
     ],
 )
 def test_bad_fields_are_refused(fields, sentence):
     with pytest.raises(ValueError, match=sentence):
         fs.get_method("fsg-plus", **fields)
+
+
+def test_a_gate_may_come_as_a_list():
+    assert fs.get_method("fsg-plus", gate=list(GATE)) == fs.get_method("fsg-plus", gate=GATE)
+    assert parse_fields("fsg-plus", [f"gate={list(GATE)}"]) == {"gate": list(GATE)}
+    configs = [fs.RunConfig(method="fsg-plus", method_fields={"gate": kind(GATE)}) for kind in (list, tuple)]
+    assert configs[0].key == configs[1].key
 
 
 def test_states_of_other_things_are_refused():
