@@ -22,7 +22,7 @@ from fastslow.report.page import BEGIN, END, IDEAS, RETIRED, build, intro, updat
 from fastslow.report.research import idea_tables, validation_tables
 from fastslow.report.results import Results, reference
 from fastslow.report.retired import retired_table
-from fastslow.report.small_tables import overhead_table, plus_table
+from fastslow.report.small_tables import overhead_table, plus_recipes_table, plus_table
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
 from fastslow.report.tables import (
@@ -240,6 +240,11 @@ def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     assert rows["ResNet-44, CIFAR-10, Adam, cosine, teacher, cutout"][1:3] == (NOT_RUN, NOT_RUN)
     (shown,) = headline(Results(tmp_path)).rows
     assert (shown[1], shown[-1]) == ("FSG-plus", "better than STE")
+    write_synthetic(tmp_path, "plus", "resnet20/adam-distill/ste", 5, ste=91.9)
+    same, easier = plus_recipes_table(Results(tmp_path)).rows
+    assert (same[0], easier[0]) == ("Adam, cosine, teacher, cutout", "Adam, cosine, teacher")
+    assert same[2:] == row[4:6]
+    assert float(easier[2].split()[0]) < float(same[2].split()[0])
 
 
 def test_research_says_what_the_runs_say(tmp_path: Path) -> None:

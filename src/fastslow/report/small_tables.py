@@ -100,6 +100,23 @@ def plus_table(results: Results) -> Table:
     return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
 
 
+def plus_recipes_table(results: Results) -> Table:
+    """fsg-plus on its recipe against STE on each: what suits one may not suit the other."""
+    groups = {s.name: results.group(s) for s in plus.settings()}
+    model, protocol = plus.NETWORKS[0][0], "adam-strong"
+    ours = groups[f"{model}/{protocol}/fsg-plus"]
+    rows = []
+    for name, ste in groups.items():
+        other = name.split("/")[1]
+        if name == f"{model}/{other}/{STE}" and other.startswith("adam-"):
+            against = ours.against(ste)
+            rows.append((protocol_name(other), group_value(ste), difference(against), pair_words(against)))
+    title = f"{model_name(model)}: FSG-plus with “{protocol_name(protocol)}” ({group_value(ours)}) against STE"
+    return Table(
+        title, ("STE's recipe", "STE, last epoch", "Difference [95 %]", "Paired t-test"), tuple(rows), labels=1
+    )
+
+
 def published_recipes_table(results: Results) -> Table:
     """The other methods trained as their authors do; what they published is in the recipe's own words."""
     rows = []
