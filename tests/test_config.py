@@ -215,3 +215,14 @@ def test_the_extra_batchnorm_starts_fresh_on_float_weights(tmp_path):
     assert torch.equal(model.bn2.weight, torch.ones(64))
     with pytest.raises(ValueError, match="doesn't fit this ResNet"):
         build_model(RunConfig(**fields, weights=weights), 100)
+
+
+def test_a_changed_default_of_a_method_leaves_old_files_what_they_were():
+    """fsg-plus without ``secant`` in a file means False, as it did then; a new config says True."""
+    new, old = RunConfig(method="fsg-plus"), RunConfig.from_dict({"method": "fsg-plus", "method_fields": {}})
+    assert new.method_fields == {"secant": True}
+    assert old.method_fields == {"secant": False}
+    assert RunConfig.from_dict(new.to_dict()) == new
+    assert RunConfig.from_dict(old.to_dict()) == old
+    assert new.key != old.key == RunConfig(method="fsg-plus", method_fields={"secant": False}).key
+    assert RunConfig(method="ste").method_fields == {}

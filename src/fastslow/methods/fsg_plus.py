@@ -18,10 +18,10 @@ and, with decay, over the steps before,
     k = sum(s g r) / sum(v r^2),
 
 where 2 r is that distance. The corners are DoReFa's in the units of the latent weight, r = max|tanh W| of the layer.
-What is added to a gradient is ``strength k v (tanh W - s r)``, or with ``secant`` ``-strength k v s r``, the slope from
-corner to corner wherever the weight lies. If gradients of single images are independent and the network's
-probabilities right, k is the batch size in theory. As long as nothing is known k is 0: the first step is exactly that
-of ``ste``.
+What is added to a gradient is ``-strength k v s r``, which makes it the slope from corner to corner wherever the weight
+lies, or without ``secant`` ``strength k v (tanh W - s r)``, which makes it that at the weight itself. If gradients of
+single images are independent and the network's probabilities right, k is the batch size in theory. As long as nothing
+is known k is 0: the first step is exactly that of ``ste``.
 
 With a ``gate`` of six coefficients c, learned beforehand on other tasks (``tools/meta_train.py``), what is added is
 multiplied, weight by weight, by exp(c . f), with c . f clipped at -4 and 4, of the features
@@ -69,7 +69,7 @@ class FSGPlus(RememberingMethod):
     strength: float = 0.5  # share of the measured curvature: 0 is ste
     decay: float = 0.999  # of the memory, a step
     band: float = 0.1  # weights nearer to the threshold than this share of the layer's mean |W| tell the curvature
-    secant: bool = False  # the slope from bit to bit, wherever the weight lies, not the gradient at the weight itself
+    secant: bool = True  # the slope from bit to bit, wherever the weight lies; else the gradient at the weight itself
     backward: str = ""  # "ede" or "reste": their derivative of the sign, on tanh W / r, multiplies the whole gradient
     eta: float = 0.0  # share of a full-precision twin's gradient in what reaches a layer's input, as in SURGE
     gate: tuple[float, ...] = ()  # coefficients of the features that the curvature's part is multiplied by; (): none

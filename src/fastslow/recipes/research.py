@@ -119,18 +119,25 @@ GRADIENTS = (
     Idea("adam-cosine", "FSG's fast-net alone, without the history.", _COSINE, _USUAL, method="multifc"),
     Idea("adam-cosine", "FSG with a history of each weight's own.", _COSINE, _USUAL, method="fsg-weight"),
     _plus("0.5", "Bits that settle, in the paper's own protocol.", "base", {}, strength=0.5, secant=True),
-    _plus("1", "The gradient at the latent weight, by the curvature that is measured.", strength=1.0),
-    _plus("2", "Twice that curvature: many bits flip together.", strength=2.0),
-    _plus("4", "Four times.", strength=4.0),
+    _plus("1", "The gradient at the latent weight, by the curvature that is measured.", strength=1.0, secant=False),
+    _plus("2", "Twice that curvature: many bits flip together.", strength=2.0, secant=False),
+    _plus("4", "Four times.", strength=4.0, secant=False),
     _plus("secant", "The slope from bit to bit, wherever the latent weight lies.", strength=1.0, secant=True),
-    _plus("2", "Bits that settle bear a larger step.", "adam-cosine-3e-3", {**_COSINE, "lr": 3e-3}, strength=2.0),
-    _plus("1", "The same with a teacher.", "distill-0.5", _DISTILL, strength=1.0),
-    _plus("2", "Twice the curvature with a teacher.", "distill-0.5", _DISTILL, strength=2.0),
+    _plus(
+        "2",
+        "Bits that settle bear a larger step.",
+        "adam-cosine-3e-3",
+        {**_COSINE, "lr": 3e-3},
+        strength=2.0,
+        secant=False,
+    ),
+    _plus("1", "The same with a teacher.", "distill-0.5", _DISTILL, strength=1.0, secant=False),
+    _plus("2", "Twice the curvature with a teacher.", "distill-0.5", _DISTILL, strength=2.0, secant=False),
     _plus("secant", "What fits better gains more from harder images.", "cutout", _CUTOUT, strength=1.0, secant=True),
     _plus("secant", "The same with a teacher.", "distill-cutout", _HARDER, strength=1.0, secant=True),
-    _plus("1", "The gradient at the latent weight there.", "distill-cutout", _HARDER, strength=1.0),
+    _plus("1", "The gradient at the latent weight there.", "distill-cutout", _HARDER, strength=1.0, secant=False),
     _plus("0.5", "Half of the curvature.", "distill-cutout", _HARDER, strength=0.5, secant=True),
-    _plus("at-0.5", "Half of it, at the latent weight.", "distill-cutout", _HARDER, strength=0.5),
+    _plus("at-0.5", "Half of it, at the latent weight.", "distill-cutout", _HARDER, strength=0.5, secant=False),
     _plus(
         "0.25", "A quarter: more epochs let bits look longer.", "distill-cutout", _HARDER, strength=0.25, secant=True
     ),
@@ -147,11 +154,11 @@ _SCRATCH = {**_COSINE, "weights": NONE, "cutout": 16}
 # Larger steps, and networks that are hard to fit: there a better gradient should count for more.
 HARDER = (
     Idea("distill-cutout-3e-3", "Harder images with a larger step.", _LARGER, "distill-cutout/ste"),
-    _plus("at-0.5", "Bits that settle early have time to look further.", "distill-cutout-3e-3", _LARGER, strength=0.5),
+    _plus("0.5", "Bits that settle bear a larger step.", "distill-cutout-3e-3", _LARGER, strength=0.5, secant=True),
     Idea("w1a1", "One-bit inputs as well as weights.", _ONE_BIT, _USUAL),
-    _plus("at-0.5", "What is hard to fit gains more.", "w1a1", _ONE_BIT, strength=0.5),
+    _plus("0.5", "What is hard to fit gains more.", "w1a1", _ONE_BIT, strength=0.5, secant=True),
     Idea("scratch", "No float network to start from.", _SCRATCH, "cutout/ste"),
-    _plus("at-0.5", "What has far to go gains more.", "scratch", _SCRATCH, strength=0.5),
+    _plus("0.5", "What has far to go gains more.", "scratch", _SCRATCH, strength=0.5, secant=True),
 )
 
 

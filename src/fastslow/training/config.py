@@ -66,6 +66,10 @@ _OTHER = (
 # Fields that came later: at their default a config has the key that it had before, under which its runs are recorded.
 _LATER = ("image_size", "distill", "distill_temperature", "ema", "damping", "reestimate", "cutout")
 
+# Fields of methods whose default has changed, from what to what. A new config says which one it means; one in a file
+# that doesn't was written before, and means the old one, under which its run is recorded.
+_CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {"fsg-plus": {"secant": (False, True)}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -143,6 +147,8 @@ class RunConfig:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs}: must be fewer than epochs={self.epochs}")
         object.__setattr__(self, "skip", tuple(self.skip))
+        now = {name: new for name, (_, new) in _CHANGED.get(self.method or "", {}).items()}
+        object.__setattr__(self, "method_fields", now | self.method_fields)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "skip": list(self.skip)}
@@ -153,6 +159,10 @@ class RunConfig:
         unknown = sorted(values.keys() - known)
         if unknown:
             raise ValueError(f"unknown config field {unknown[0]!r}; was it written by a newer version?")
+        method, fields = values.get("method"), values.get("method_fields")
+        if method in _CHANGED and isinstance(fields, dict):
+            then = {name: old for name, (old, _) in _CHANGED[method].items()}
+            values = {**values, "method_fields": then | fields}
         return cls(**values)
 
     @property
@@ -172,6 +182,8 @@ class RunConfig:
             "workers",
         ):  # a run without trouble is the same run
             del values[name]
+        old = {name: old for name, (old, _) in _CHANGED.get(self.method or "", {}).items()}
+        values["method_fields"] = {k: v for k, v in self.method_fields.items() if k not in old or v != old[k]}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
