@@ -230,6 +230,18 @@ def test_precision_switches_are_of_a_gpu():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_epochs_evaluation_is_that_of_plain_torch(precision):
+    config = RunConfig(model="resnet8", data="mini", method="fsg-plus", epochs=1, batch_size=64, precision=precision)
+    trainer = Trainer(config, data.load("mini"), device="cuda")
+    trainer.fit()
+    plain = evaluate(trainer.model, trainer.test_batches)
+    assert trainer.rows[-1]["test_loss"] == pytest.approx(plain.loss, rel=2e-3)
+    assert trainer.rows[-1]["test_accuracy"] == pytest.approx(plain.accuracy, abs=1)
+
+
+@pytest.mark.gpu
 def test_precision_switches_on_a_gpu():
     device = torch.device("cuda")
     x = torch.rand(512, 512, device=device, generator=torch.Generator(device).manual_seed(0))

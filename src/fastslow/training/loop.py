@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any, NoReturn
 
@@ -273,9 +273,10 @@ class Trainer:
             self._diverged(f"the loss is {train_loss} in the epoch that ends at step {self.done}")
         self._check_finite()
         last = epoch + 1 == self.config.epochs
-        with self._shown.network(last):
-            test = evaluate(self.model, self.test_batches)
-        raw = evaluate(self.model, self.test_batches) if self._shown.differs(last) else None
+        with self._evaluating():
+            with self._shown.network(last):
+                test = evaluate(self.model, self.test_batches)
+            raw = evaluate(self.model, self.test_batches) if self._shown.differs(last) else None
         return {
             "epoch": epoch + 1,
             "step": self.done,
@@ -336,6 +337,13 @@ class Trainer:
         self.model.train()
         with self._looking():
             return indicators(self.model, lambda: F.cross_entropy(self.model(x).float(), y))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """On a GPU an evaluation has the kernels of a step. A run in bf16 evaluates in TF32."""
+        gpu = self.device.type == "cuda"
+        with fused(gpu), float32_products(self.device, self.config.precision != "float32"):
+            yield
 
     def _looking(self) -> Any:
         """Looking is free: it takes none of the run's random numbers."""
