@@ -121,6 +121,8 @@ def test_keys_tell_configs_apart_and_stay_the_same():
         "precision": "bf16",
         "distill": 0.5,
         "distill_temperature": 1.0,
+        "teacher": "other.safetensors",
+        "teacher_model": "resnet44",
         "ema": 0.9,
         "damping": 1.0,
         "reestimate": 1,

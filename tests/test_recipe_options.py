@@ -16,6 +16,7 @@ import tiny
 from fastslow import cli
 from fastslow.methods import list_methods
 from fastslow.report import load
+from fastslow.reproduce.record import start_of
 from fastslow.training.loop import Trainer
 from fastslow.weights import load_weights, save_weights
 
@@ -36,6 +37,8 @@ def plain_loop(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     model = tiny.Tiny()
     model.load_state_dict(load_weights(config.weights))
     teacher = copy.deepcopy(model).eval()
+    if config.teacher:
+        teacher.load_state_dict(load_weights(config.teacher))
     fs.binarize_(model, "ste", skip=["c1", "fc"])
     optimizer = fs.optimizer(model, torch.optim.Adam(model.parameters()), total_steps=trainer.total_steps)
     average = {key: value.clone() for key, value in model.state_dict().items()}
@@ -84,6 +87,29 @@ def test_a_plain_loop_gives_the_same_numbers(names, weights, tmp_path):
     assert result["metric"] == "test accuracy of the last epoch" + (
         ", weights averaged with 0.8" if "ema" in fields else ""
     )
+
+
+def test_another_network_may_teach(weights, tmp_path):
+    torch.manual_seed(10)
+    other = tmp_path / "other.safetensors"
+    save_weights(tiny.Tiny(), other)
+    trainer = tiny.trainer(tiny.config(weights=weights, distill=0.7, teacher=str(other)))
+    trainer.fit()
+    trained, _ = plain_loop(trainer)
+    for key, value in trained.items():
+        torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+    assert set(start_of(trainer.config)) == {"weights_sha256", "teacher_sha256"}
+
+
+def test_another_kind_of_network_teaches_one_from_scratch(tmp_path):
+    file = tmp_path / "bare.safetensors"
+    save_weights(tiny.bare(), file)
+    config = tiny.config(distill=0.7, teacher=str(file), teacher_model="bare")
+    taught, alone = tiny.trainer(config), tiny.trainer(tiny.config())
+    assert taught.fit()["train_loss"] != alone.fit()["train_loss"]
+    assert set(start_of(config)) == {"teacher_sha256"}
+    with pytest.raises(ValueError, match=r"bare\.safetensors"):  # the file is the other network's
+        tiny.trainer(tiny.config(distill=0.7, teacher=str(file)))
 
 
 def test_the_averaged_network_is_the_one_reported(weights, tmp_path):
@@ -161,6 +187,9 @@ def test_every_method_takes_them_all(method, weights):
 
 BAD = [
     ({"distill": 0.5}, "distill=0.5: the teacher is the float network that the run starts from, and weights is"),
+    ({"distill": 0.5, "teacher": "none"}, 'teacher="none": a teacher needs weights'),
+    ({"distill": 0.5, "weights": "w", "teacher_model": "tiny"}, "teacher_model='tiny': name its weights, too"),
+    ({"teacher": "w"}, "teacher='w' teaches through distill, which is 0"),
     ({"damping": 0.5, "method": None}, "damping=0.5 acts on binary weights, and a float network has none"),
     ({"reestimate": 5, "model": "bare"}, "reestimate=5: the network has no BatchNorm statistics; leave it at 0"),
 ]
@@ -178,7 +207,7 @@ def test_the_command_line_says_it_before_it_loads_data(monkeypatch, capsys, tmp_
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert "name float weights, or leave distill at 0" in capsys.readouterr().err
+    assert "name float weights, or a teacher's, or leave distill at 0" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

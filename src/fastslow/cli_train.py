@@ -100,10 +100,18 @@ def train(
     distill: Annotated[
         float,
         typer.Option(
-            help="Share of the loss that compares with the float network of --weights.", rich_help_panel=options.RECIPE
+            help="Share of the loss that compares with a float network, that of --weights or of --teacher.",
+            rich_help_panel=options.RECIPE,
         ),
     ] = 0.0,
     distill_temperature: Annotated[float, typer.Option(help="T of --distill.", rich_help_panel=options.RECIPE)] = 4.0,
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="Another teacher's float weights: PATH or shipped.", rich_help_panel=options.RECIPE),
+    ] = None,
+    teacher_model: Annotated[
+        str, typer.Option(help="Its network, where that isn't --model.", rich_help_panel=options.RECIPE)
+    ] = "",
     ema: Annotated[
         float,
         typer.Option(
@@ -181,6 +189,8 @@ def train(
         precision=precision,  # pyright: ignore[reportArgumentType]
         distill=distill,
         distill_temperature=distill_temperature,
+        teacher="" if teacher is None else support.choose_weights(teacher, teacher_model or model, data),
+        teacher_model=teacher_model,
         ema=ema,
         damping=damping,
         reestimate=reestimate,

@@ -15,7 +15,7 @@ from ..training.interrupt import StopRequests
 from ..training.lock import Busy
 from ..training.run import RunFolder
 from .plan import PlannedRun
-from .record import failed_record, finished_record, finished_starts, record_path, start_of, write_record
+from .record import failed_record, finished_record, finished_starts, record_path, start_of, told_by, write_record
 from .worker import Worker, noted_jobs, resume_command
 
 DIVERGED = "training diverged"
@@ -221,14 +221,16 @@ def _kind(run: PlannedRun) -> tuple[str, str, str | None]:
 
 
 def _start(run: PlannedRun) -> str:
-    return start_of(run.config).get("weights_sha256", "")
+    return told_by(start_of(run.config))
 
 
 def _missing_weights(run: PlannedRun) -> str | None:
-    if run.config.weights == NONE:
-        return None
-    try:
-        path = weights_file(run.config)
-    except ValueError as error:
-        return str(error)
-    return None if path.is_file() else f"there is no file {path}"
+    for config in (run.config, run.config.of_teacher):
+        if config.weights != NONE:
+            try:
+                path = weights_file(config)
+            except ValueError as error:
+                return str(error)
+            if not path.is_file():
+                return f"there is no file {path}"
+    return None

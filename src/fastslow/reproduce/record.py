@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,13 @@ def finished_starts(results: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for _, record in read_records(results):
         key = RunConfig.from_dict(record["config"]).key
-        found.setdefault(key, set()).add(record["conditions"].get("weights_sha256", ""))
+        found.setdefault(key, set()).add(told_by(record["conditions"]))
     return found
+
+
+def told_by(digests: Mapping[str, Any]) -> str:
+    """What tells runs of one config apart: the contents of the weights files that it names."""
+    return "".join(digests.get(name, "") for name in ("teacher_sha256", "weights_sha256"))
 
 
 def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -108,8 +113,11 @@ def latent_histograms(path: Path) -> dict[str, list[int]]:
 
 
 def start_of(config: RunConfig) -> dict[str, str]:
-    """Which float weights the run starts from, by content."""
-    return {} if config.weights == NONE else {"weights_sha256": file_digest(weights_file(config))}
+    """Which float weights the run starts from, and which another network teaches with, by content."""
+    files = {} if config.weights == NONE else {"weights_sha256": config}
+    if config.teacher:
+        files["teacher_sha256"] = config.of_teacher
+    return {name: file_digest(weights_file(each)) for name, each in files.items()}
 
 
 def _torch_device(name: str) -> Any:

@@ -51,6 +51,8 @@ _OTHER = (
     ("model", str, "the name of a network"),
     ("data", str, "the name of a data set"),
     ("weights", str, 'a path, "shipped" or "none"'),
+    ("teacher", str, 'a path, "shipped", or "" for the network that the run starts from'),
+    ("teacher_model", str, 'the name of a network, or "" for the run\'s own'),
     ("method", str | None, "the name of a method, or None for the float network"),
     ("binarizer", str | None, "the name of a binarizer, or None for the method's own"),
     ("activations", str | None, '"sign", None for real ones, or "auto" for the method\'s own'),
@@ -64,7 +66,10 @@ _OTHER = (
 
 
 # Fields that came later: at their default a config has the key that it had before, under which its runs are recorded.
-_LATER = ("image_size", "distill", "distill_temperature", "ema", "damping", "reestimate", "cutout")
+_LATER = (
+    *("image_size", "distill", "distill_temperature", "teacher", "teacher_model"),
+    *("ema", "damping", "reestimate", "cutout"),
+)
 
 # Fields of methods whose default has changed, from what to what. A new config says which one it means; one in a file
 # that doesn't was written before, and means the old one, under which its run is recorded.
@@ -104,8 +109,10 @@ class RunConfig:
     precision: Precision = "float32"
 
     # Recipes: they hold for every method and for the float network alike.
-    distill: float = 0.0  # share of the loss that compares with the float network of ``weights``
+    distill: float = 0.0  # share of the loss that compares with a float network, the teacher
     distill_temperature: float = 4.0
+    teacher: str = ""  # its weights: a path, "shipped", or "" for those that the run starts from
+    teacher_model: str = ""  # its network, where that isn't the run's own
     ema: float = 0.0  # the network that is evaluated and kept is a moving average with this decay a step; 0: it isn't
     damping: float = 0.0  # pull of latent weights to their binary values, growing from 0 over the run
     reestimate: int = 0  # training batches for BatchNorm's statistics, computed anew at the end; 0: they aren't
@@ -189,13 +196,25 @@ class RunConfig:
 
     def check_recipe(self) -> None:
         """Refuse recipes that lack what they work with. A config read back from a file needs none of it."""
-        if self.distill and self.weights == NONE:
+        if self.distill and self.weights == NONE and not self.teacher:
             raise ValueError(
                 f"distill={self.distill:g}: the teacher is the float network that the run starts from, and weights is "
-                '"none"; name float weights, or leave distill at 0'
+                '"none"; name float weights, or a teacher\'s, or leave distill at 0'
             )
+        if self.teacher == NONE:
+            raise ValueError('teacher="none": a teacher needs weights; leave it out for those that the run starts from')
+        if self.teacher_model and not self.teacher:
+            raise ValueError(f"teacher_model={self.teacher_model!r}: name its weights, too, as teacher")
+        if self.teacher and not self.distill:
+            raise ValueError(f"teacher={self.teacher!r} teaches through distill, which is 0; 0.5 is a good share")
         if self.damping and self.method is None:
             raise ValueError(f"damping={self.damping:g} acts on binary weights, and a float network has none")
+
+    @property
+    def of_teacher(self) -> RunConfig:
+        """The float network that teaches, as a config of its own."""
+        changes = {"model": self.teacher_model, "model_fields": {}} if self.teacher_model else {}
+        return dataclasses.replace(self, weights=self.teacher or self.weights, method=None, method_fields={}, **changes)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of step 0, 1, 2, ...: a pure function, so that resuming needs no scheduler state.

@@ -1,4 +1,4 @@
-"""Distillation: the float network that a run starts from teaches the network in training.
+"""Distillation: a float network, as a rule the one that a run starts from, teaches the network in training.
 
 Hinton, Vinyals, Dean, *Distilling the knowledge in a neural network* (2015), https://arxiv.org/abs/1503.02531.
 """
@@ -14,11 +14,11 @@ from .config import RunConfig
 
 
 class Teacher:
-    """The float network of ``config.weights`` in evaluation mode, and the loss that compares with it."""
+    """The float network of ``config.of_teacher`` in evaluation mode, and the loss that compares with it."""
 
     def __init__(self, config: RunConfig, classes: int, device: torch.device) -> None:
         self.share, self.temperature = config.distill, config.distill_temperature
-        self.model: nn.Module = build_float_model(config, classes).to(device).eval().requires_grad_(False)
+        self.model: nn.Module = build_float_model(config.of_teacher, classes).to(device).eval().requires_grad_(False)
         if device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
