@@ -106,11 +106,10 @@ def plus_recipes_table(results: Results) -> Table:
     model, protocol = plus.NETWORKS[0][0], "adam-strong"
     ours = groups[f"{model}/{protocol}/fsg-plus"]
     rows = []
-    for name, ste in groups.items():
-        other = name.split("/")[1]
-        if name == f"{model}/{other}/{STE}" and other.startswith("adam-"):
-            against = ours.against(ste)
-            rows.append((protocol_name(other), group_value(ste), difference(against), pair_words(against)))
+    for other in (protocol, "adam-distill"):
+        ste = groups[f"{model}/{other}/{STE}"]
+        against = ours.against(ste)
+        rows.append((protocol_name(other), group_value(ste), difference(against), pair_words(against)))
     title = f"{model_name(model)}: FSG-plus with “{protocol_name(protocol)}” ({group_value(ours)}) against STE"
     return Table(
         title, ("STE's recipe", "STE, last epoch", "Difference [95 %]", "Paired t-test"), tuple(rows), labels=1

@@ -39,6 +39,7 @@ _PROTOCOLS = {
     "adam-lr0.1": "Adam, lr 0.1",
     "sgd-lr0.1": "SGD, lr 0.1",
     "adam-distill": "Adam, cosine, teacher",
+    "adam-teacher": "Adam, cosine, ResNet-44 as teacher, cutout",
     "adam-strong": "Adam, cosine, teacher, cutout",
     "momentum-strong": "SGD, momentum 0.9, cosine, teacher, cutout",
 }
