@@ -176,7 +176,19 @@ COMPOSED = (
     _composed("twin-alone", "The twin without the curvature.", eta=0.1, strength=0.0),
 )
 
-IDEAS = (*RECIPES, *GRADIENTS, *HARDER, *COMPOSED)
+# What tools/meta_train.py learned on small tasks (results/meta/gate_mini_cpu.json).
+_LEARNED_GATE = [0.5826, 1.3356, -1.0795, 1.9204, 0.7449, 2.0595]
+GATED = (
+    _composed(
+        "rising",
+        "Bits that look around first and settle later: a strength from 0.1 to 2.5.",
+        gate=[-1.6, 3.2, *4 * [0.0]],
+    ),
+    _composed("falling", "The opposite, from 2.5 to 0.1.", gate=[1.6, -3.2, *4 * [0.0]]),
+    _composed("learned", "A gate learned once, on small tasks, serves a larger network.", gate=_LEARNED_GATE),
+)
+
+IDEAS = (*RECIPES, *GRADIENTS, *HARDER, *COMPOSED, *GATED)
 
 
 def settings() -> list[Setting]:
