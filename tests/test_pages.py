@@ -48,6 +48,19 @@ def packed_as_trained(names: Names) -> None:
 
 
 @contextlib.contextmanager
+def own_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    batch = torch.randn(8, 3, 32, 32), torch.arange(8)
+    yield {"model": fs.models.resnet8(), "loader": [batch] * 2, "epochs": 1}
+
+
+def taught(names: Names) -> None:
+    assert fs.binary_layers(names["model"])
+    assert not fs.binary_layers(names["teacher"])
+    assert names["optimizer"].steps == 2
+    assert names["optimizer"].param_groups[0]["lr"] < 1e-9
+
+
+@contextlib.contextmanager
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     model = fs.models.resnet8()
     fs.binarize_(model, "ste", skip=["conv1", "fc"])
@@ -101,6 +114,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 SETTINGS = {
     "README.md": Setting(readme, (("range(100)", "range(1)"), ('"fsg", ', '"fsg-weight", ')), packed_as_trained),
+    "docs/fsg-plus.md": Setting(own_loop, (), taught),
     "docs/deploy.md": Setting(deployment, (), exported),
     "docs/integrations.md": Setting(other_tools, (), tracked_and_pushed),
     "docs/scale.md": Setting(one_rank),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .methods import register_method as register_method
     from .training.config import RunConfig as RunConfig
     from .training.loop import Trainer as Trainer
+    from .training.teacher import distillation_loss as distillation_loss
     from .weights import load_weights as load_weights
     from .weights import save_weights as save_weights
     from .wrapper import BinaryOptimizer as BinaryOptimizer
@@ -54,6 +55,7 @@ _HOME = {
     "methods": ("Method", "get_method", "list_methods", "register_method"),
     "training.config": ("RunConfig",),
     "training.loop": ("Trainer",),
+    "training.teacher": ("distillation_loss",),
     "weights": ("load_weights", "save_weights"),
     "wrapper": ("BinaryOptimizer", "optimizer"),
 }

@@ -13,6 +13,27 @@ from .build import build_float_model
 from .config import RunConfig
 
 
+def distillation_loss(
+    logits: Tensor, taught: Tensor, cross_entropy: Tensor, share: float = 0.5, temperature: float = 4.0
+) -> Tensor:
+    """``(1 - d) CE + d T^2 KL(softmax(teacher / T) || softmax(student / T))``, the mean over the images.
+
+    ``taught`` are the teacher's logits for the same images, of which no gradient is taken, and ``cross_entropy`` the
+    student's own loss, with label smoothing or without. The gradient of the divergence falls with 1/T^2, which the
+    factor undoes, so that the share d means the same at every temperature.
+
+    Examples:
+        >>> logits = torch.tensor([[2.0, 0.0]])
+        >>> loss = F.cross_entropy(logits, torch.tensor([0]))
+        >>> torch.allclose(distillation_loss(logits, logits, loss), 0.5 * loss)
+        True
+    """
+    log_taught = F.log_softmax(taught.detach().float() / temperature, dim=1)
+    log_said = F.log_softmax(logits.float() / temperature, dim=1)
+    divergence = F.kl_div(log_said, log_taught, reduction="batchmean", log_target=True)
+    return (1 - share) * cross_entropy + share * temperature**2 * divergence
+
+
 class Teacher:
     """The float network of ``config.of_teacher`` in evaluation mode, and the loss that compares with it."""
 
@@ -23,13 +44,7 @@ class Teacher:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def loss(self, x: Tensor, logits: Tensor, cross_entropy: Tensor) -> Tensor:
-        """``(1 - d) CE + d T^2 KL(softmax(teacher / T) || softmax(student / T))``, the mean over the images.
-
-        The teacher sees the same images ``x``, augmented as they are. The gradient of the divergence falls with 1/T^2,
-        which the factor undoes, so that d means the same at every temperature.
-        """
+        """``distillation_loss``. The teacher sees the same images ``x``, augmented as they are."""
         with torch.no_grad():
-            taught = F.log_softmax(self.model(x).float() / self.temperature, dim=1)
-        said = F.log_softmax(logits.float() / self.temperature, dim=1)
-        divergence = F.kl_div(said, taught, reduction="batchmean", log_target=True)
-        return (1 - self.share) * cross_entropy + self.share * self.temperature**2 * divergence
+            taught = self.model(x)
+        return distillation_loss(logits, taught, cross_entropy, self.share, self.temperature)
