@@ -31,6 +31,7 @@ from fastslow.report.tables import (
     logged_by_metaquant,
     main_tables,
     published,
+    readme_table,
     verdict,
 )
 from fastslow.report.words import NOT_RUN, difference, pair_words, signed
@@ -245,6 +246,10 @@ def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     assert (same[0], easier[0]) == ("Adam, cosine, teacher, cutout", "Adam, cosine, teacher")
     assert same[2:] == row[4:6]
     assert float(easier[2].split()[0]) < float(same[2].split()[0])
+    alone = readme_table(Results(tmp_path)).rows[-1]  # STE on the recipe that may suit it better
+    assert "teacher" in alone[0]
+    assert "cutout" not in alone[0]
+    assert alone[1:3] == ("STE", "5")
 
 
 def test_research_says_what_the_runs_say(tmp_path: Path) -> None:

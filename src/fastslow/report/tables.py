@@ -27,6 +27,7 @@ from .words import (
 )
 
 STE = "ste"
+ALONE = 5  # seeds of STE that are shown without another method beside them
 _COLUMNS = (
     "Training",
     "Method",
@@ -209,12 +210,15 @@ def harness_table(results: Results) -> Table:
 
 
 def readme_table(results: Results) -> Table:
-    """STE and every learned method beside it, with n and time, narrow enough for a README."""
+    """STE and every learned method beside it, with n and time, narrow enough for a README.
+
+    STE also by itself where it has enough seeds: another recipe may suit it better than the one that is compared.
+    """
     rows = []
     for model, protocol, groups in _by_protocol(results, _shown()):
         ste = groups.get(STE)
         learned = [g for name, g in groups.items() if ste is not None and name != STE and g.against(ste) is not None]
-        if ste is None or not learned:
+        if ste is None or not (learned or ste.n >= ALONE):
             continue
         for group in [ste, *in_table_order(learned)]:
             paper = published(model, protocol, group.method)
