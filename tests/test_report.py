@@ -440,6 +440,9 @@ def test_markdown_tables_have_equal_columns(written: Path) -> None:
 def test_axes() -> None:
     assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
     assert nice_ticks(88.9, 90.6) == [89.0, 89.5, 90.0, 90.5]
+    for low, ticks in ((0.52, ("0.6", "0.8", "1")), (0.15, ("0.2", "0.5", "1")), (1e-4, ("0.001", "0.01", "0.1"))):
+        body = chart([Series("a", 0, [0, 1], [low, 1.1])], Axis("x"), Axis("y", log=True), alt="")
+        assert all(f">{tick}<" in body for tick in ticks), low
     assert [tick_text(v) for v in (0, -0.5, 1e-4, 2e5, 1000)] == ["0", "−0.5", "10⁻⁴", "2·10⁵", "1000"]
     flat = chart([Series("one point", 0, [1], [5.0], points=True)], Axis("x", log=True), Axis("y"), alt="a point")
     ElementTree.fromstring(flat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..recipes import Setting, research, sweeps, table1, table2
+from ..recipes import Setting, plus, research, sweeps, table1, table2
 from ..reproduce.record import HISTOGRAM_BINS
 from .results import Group, Results
 from .statistics import mean
@@ -31,9 +31,19 @@ def colour(method: str) -> int:
 
 def curves(results: Results) -> list[Figure]:
     """Training loss and test accuracy over the epochs, mean over the seeds, the band from lowest to highest."""
-    found = []
     settings = sorted([*table1.settings(), *table2.settings()], key=lambda s: not s.name.startswith("resnet44/"))
-    for model, protocol, groups in panels(results, settings):
+    return _curves(panels(results, settings))
+
+
+def plus_curves(results: Results) -> list[Figure]:
+    """The same of FSG-plus and STE, where both were run on the strong recipe."""
+    strong = [setting for setting in plus.settings() if setting.config.cutout]
+    return _curves([panel for panel in panels(results, strong) if len(panel[2]) > 1])
+
+
+def _curves(shown: Sequence[tuple[str, str, list[Group]]]) -> list[Figure]:
+    found = []
+    for model, protocol, groups in shown:
         where = f"{model_name(model)}, {data_name(groups[0].setting.config.data)}, {protocol_name(protocol)}"
         for name, label, log in (("train_loss", "training loss", True), ("test_accuracy", "test accuracy, %", False)):
             series = [band(group, name) for group in groups]

@@ -122,7 +122,11 @@ def build(results: Results) -> list[Section]:
             "Not the paper's: the straight-through gradient with the curvature along each bit, against STE on the test "
             "set. Candidate and recipe were chosen on validation images and written down before these runs. The second "
             "table sets it against the recipe that suits STE better: pairs share their seeds there, not the recipe.",
-            (small_tables.plus_table(results), small_tables.plus_recipes_table(results)),
+            (
+                small_tables.plus_table(results),
+                small_tables.plus_recipes_table(results),
+                *figures.plus_curves(results),
+            ),
         ),
         Section(
             "sota",

@@ -105,7 +105,9 @@ class _Scale:
         if len(found) >= 3:
             return found[:: math.ceil(len(found) / 6)]
         span = range(math.floor(self.low), math.floor(self.high) + 1)
-        return [m * 10.0**e for e in span for m in (1, 2, 5) if self.low <= math.log10(m * 10.0**e) <= self.high]
+        found = [m * 10.0**e for e in span for m in (1, 2, 5) if self.low <= math.log10(m * 10.0**e) <= self.high]
+        # Within half a decade a logarithmic axis is nearly an even one.
+        return found if len(found) >= 3 else nice_ticks(10.0**self.low, 10.0**self.high)
 
 
 def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
