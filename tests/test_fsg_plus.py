@@ -154,7 +154,7 @@ def test_the_curvature_of_a_quadratic_loss_is_found_and_bits_settle():
     nets = {}
     for method in ("ste", "fsg-plus"):
         net = Quadratic(60, 0.02)
-        fs.binarize_(net, method, **({} if method == "ste" else {"strength": 1.0}))
+        fs.binarize_(net, method, **({} if method == "ste" else {"strength": 1.0, "secant": False}))
         optimizer = fs.optimizer(net, torch.optim.Adam(net.parameters(), lr=2e-3))
         generator = torch.Generator().manual_seed(1)
         flips = 0
@@ -176,7 +176,7 @@ def test_the_curvature_of_a_quadratic_loss_is_found_and_bits_settle():
     far = plus.centre.abs() > 0.2
     right = [(net.layer.binary_weight * net.centre > 0)[far].double().mean() for net in (ste, plus)]
     assert right[1] > right[0]
-    assert right[1] > 0.9
+    assert right[1] > 0.95
 
 
 class Turned(nn.Module):

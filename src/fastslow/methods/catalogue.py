@@ -252,9 +252,9 @@ ROWS = (
     _row(
         FSGPlus,
         "learned",
-        "ours, experimental",
+        "ours",
         "the straight-through gradient with the curvature along each weight, learned from the bits near the threshold",
-        "g + strength k v (tanh W - s r), g = dL/dW, s = sign(W), v = average of g^2, r = max|tanh W|;  "
+        "g - strength k v s r, g = dL/dW, s = sign(W), v = average of g^2, r = max|tanh W|;  "
         "k = sum(s g r) / sum(v r^2) over weights near the threshold",
         "a few operations on every weight; one number of state a weight",
         "to train fast, or on data that is hard to fit; where STE fits all too well, add cutout or a teacher",

@@ -48,10 +48,14 @@ def _curves(shown: Sequence[tuple[str, str, list[Group]]]) -> list[Figure]:
         for name, label, log in (("train_loss", "training loss", True), ("test_accuracy", "test accuracy, %", False)):
             series = [band(group, name) for group in groups]
             alt = f"{label.capitalize()} of {where} over the epochs: " + _ends(groups, name)
-            limits = None if log else _late_limits(series)
-            body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
-            found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
+            found.append(_by_epoch(f"{name.replace('_', '-')}-{model}-{protocol}", where, label, log, series, alt))
     return found
+
+
+def _by_epoch(name: str, where: str, label: str, log: bool, series: list[Series], alt: str) -> Figure:
+    limits = None if log else _late_limits(series)
+    body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
+    return Figure(name, f"{where}: {label}", alt, body)
 
 
 RESEARCH = ("distill-cutout/ste", "distill-cutout/fsg-plus-0.5")  # names of research.IDEAS
@@ -76,9 +80,7 @@ def research_curves(results: Results) -> list[Figure]:
         ]
         ends = ", ".join(f"{gradient_name(idea)} ends at {group.mean(curve):.4g}" for idea, group in shown)
         alt = f"{label.capitalize()} of {where} over the epochs, means over the seeds: {ends}."
-        limits = None if log else _late_limits(series)
-        body = chart(series, Axis("epoch"), Axis(label, log=log, limits=limits), alt=alt)
-        found.append(Figure(name, f"{where}: {label}", alt, body))
+        found.append(_by_epoch(name, where, label, log, series, alt))
     return found
 
 

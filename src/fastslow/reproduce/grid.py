@@ -9,13 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..training.build import weights_file
-from ..training.config import NONE
 from ..training.interrupt import StopRequests
 from ..training.lock import Busy
 from ..training.run import RunFolder
 from .plan import PlannedRun
-from .record import failed_record, finished_record, finished_starts, record_path, start_of, told_by, write_record
+from .record import (
+    failed_record,
+    finished_record,
+    finished_starts,
+    record_path,
+    start_of,
+    told_by,
+    weights_files,
+    write_record,
+)
 from .worker import Worker, noted_jobs, resume_command
 
 DIVERGED = "training diverged"
@@ -225,12 +232,8 @@ def _start(run: PlannedRun) -> str:
 
 
 def _missing_weights(run: PlannedRun) -> str | None:
-    for config in (run.config, run.config.of_teacher):
-        if config.weights != NONE:
-            try:
-                path = weights_file(config)
-            except ValueError as error:
-                return str(error)
-            if not path.is_file():
-                return f"there is no file {path}"
-    return None
+    try:
+        paths = weights_files(run.config).values()
+    except ValueError as error:
+        return str(error)
+    return next((f"there is no file {path}" for path in paths if not path.is_file()), None)

@@ -113,11 +113,14 @@ def latent_histograms(path: Path) -> dict[str, list[int]]:
 
 
 def start_of(config: RunConfig) -> dict[str, str]:
-    """Which float weights the run starts from, and which another network teaches with, by content."""
-    files = {} if config.weights == NONE else {"weights_sha256": config}
-    if config.teacher:
-        files["teacher_sha256"] = config.of_teacher
-    return {name: file_digest(weights_file(each)) for name, each in files.items()}
+    """The weights files of a config by content, as they stand among a record's conditions."""
+    return {f"{use}_sha256": file_digest(path) for use, path in weights_files(config).items()}
+
+
+def weights_files(config: RunConfig) -> dict[str, Path]:
+    """The float weights that a run starts from, and those of another network that teaches it."""
+    files = {} if config.weights == NONE else {"weights": weights_file(config)}
+    return {**files, "teacher": weights_file(config.of_teacher)} if config.teacher else files
 
 
 def _torch_device(name: str) -> Any:

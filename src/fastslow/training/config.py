@@ -76,6 +76,11 @@ _LATER = (
 _CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {"fsg-plus": {"secant": (False, True)}}
 
 
+def _changed(method: Any, version: Literal[0, 1]) -> dict[str, Any]:
+    """The old (0) or new (1) defaults of a method's fields that have changed."""
+    return {name: values[version] for name, values in _CHANGED.get(method, {}).items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run. The defaults are the paper's protocol for ResNet-20 on CIFAR-10 with Adam."""
@@ -154,8 +159,7 @@ class RunConfig:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs={self.warmup_epochs}: must be fewer than epochs={self.epochs}")
         object.__setattr__(self, "skip", tuple(self.skip))
-        now = {name: new for name, (_, new) in _CHANGED.get(self.method or "", {}).items()}
-        object.__setattr__(self, "method_fields", now | self.method_fields)
+        object.__setattr__(self, "method_fields", _changed(self.method, 1) | self.method_fields)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "skip": list(self.skip)}
@@ -166,10 +170,9 @@ class RunConfig:
         unknown = sorted(values.keys() - known)
         if unknown:
             raise ValueError(f"unknown config field {unknown[0]!r}; was it written by a newer version?")
-        method, fields = values.get("method"), values.get("method_fields")
-        if method in _CHANGED and isinstance(fields, dict):
-            then = {name: old for name, (old, _) in _CHANGED[method].items()}
-            values = {**values, "method_fields": then | fields}
+        fields = values.get("method_fields")
+        if isinstance(fields, dict) and isinstance(values.get("method"), str):
+            values = {**values, "method_fields": _changed(values["method"], 0) | fields}
         return cls(**values)
 
     @property
@@ -189,7 +192,7 @@ class RunConfig:
             "workers",
         ):  # a run without trouble is the same run
             del values[name]
-        old = {name: old for name, (old, _) in _CHANGED.get(self.method or "", {}).items()}
+        old = _changed(self.method, 0)
         values["method_fields"] = {k: v for k, v in self.method_fields.items() if k not in old or v != old[k]}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -214,7 +217,7 @@ class RunConfig:
     def of_teacher(self) -> RunConfig:
         """The float network that teaches, as a config of its own."""
         changes = {"model": self.teacher_model, "model_fields": {}} if self.teacher_model else {}
-        return dataclasses.replace(self, weights=self.teacher or self.weights, method=None, method_fields={}, **changes)
+        return dataclasses.replace(self, weights=self.teacher or self.weights, **changes)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of step 0, 1, 2, ...: a pure function, so that resuming needs no scheduler state.
