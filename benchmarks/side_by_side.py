@@ -26,6 +26,7 @@ from fastslow.training.loop import Trainer
 from fastslow.training.precision import float32_products
 
 TURN = 10  # steps between two looks at the clock
+PATIENCE = 300  # seconds in which all must be ready; kernels may have to be compiled
 
 
 def train(index: int, config: RunConfig, device: torch.device, seconds: float, ready: Any, found: Any) -> None:
@@ -54,7 +55,8 @@ def _wait(device: torch.device) -> None:
 
 def together(count: int, config: RunConfig, device: torch.device, seconds: float) -> list[float]:
     context = multiprocessing.get_context("spawn")
-    ready, found = context.Barrier(count), context.Array("d", count)
+    # With a timeout: where one of them dies before it is ready, the others don't wait for it for ever.
+    ready, found = context.Barrier(count, timeout=PATIENCE), context.Array("d", count)
     arguments = (config, device, seconds, ready, found)
     running = [context.Process(target=train, args=(index, *arguments)) for index in range(count)]
     for process in running:
@@ -62,7 +64,6 @@ def together(count: int, config: RunConfig, device: torch.device, seconds: float
     for process in running:
         process.join()
         if process.exitcode:
-            ready.abort()
             raise SystemExit(f"a process ended with {process.exitcode}")
     return list(found)
 
