@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
@@ -16,12 +15,10 @@ from reference import BINARY, TinyNet, bits, calibration, hat
 class Twin:
     """Trains a float net's binary version step by step."""
 
-    def __init__(self, net: TinyNet, fields: dict[str, Any], make_base, total: int = 0) -> None:
+    def __init__(self, net: TinyNet, fields: dict[str, Any], make_base) -> None:
         self.net = copy.deepcopy(net)
         self.base = make_base(self.net.parameters())
         self.f, self.t = fields, 0
-        self.total = total  # steps of the whole training, 0 where they are unknown
-        self.mean = dict.fromkeys(BINARY, 0.0)
         self.v = dict.fromkeys(BINARY, 0.0)
         self.turned = dict.fromkeys(BINARY, 0.0)
         self.expected = dict.fromkeys(BINARY, 0.0)
@@ -53,20 +50,6 @@ class Twin:
             found[n] = max(own, 0.0)
         return found
 
-    def gates(self, name: str, w: Tensor, v: Tensor) -> Tensor:
-        """One factor a weight, computed one by one."""
-        progress = (self.t - 1) / self.total if self.total else 0.0
-        usual = float(w.abs().mean())
-        mean = self.mean[name] / (1 - self.f["decay"] ** self.t)
-        found = []
-        for size, g, square in zip(w.abs().flatten(), mean.flatten(), v.flatten(), strict=True):
-            distance = min(max(math.log2(float(size) / usual + 2**-6), -6), 3)
-            steady = min(abs(float(g)) / math.sqrt(float(square)), 1) if square > 0 else 0.0
-            features = (1, progress, progress**2, distance, steady, progress * steady)
-            total = sum(c * f for c, f in zip(self.f["gate"], features, strict=True))
-            found.append(math.exp(min(max(total, -4), 4)))
-        return torch.tensor(found, dtype=w.dtype).view_as(w)
-
     def iteration(self, x: Tensor, y: Tensor) -> None:
         gradients = self.straight_through(x, y)
         self.t += 1
@@ -82,8 +65,5 @@ class Twin:
             self.expected[n] = decay * self.expected[n] + float((r**2 * v)[near].sum())
             offset = -s * r if self.f["secant"] else w.tanh() - s * r
             added = self.f["strength"] * k[n] * v * offset
-            if self.f["gate"]:
-                self.mean[n] = decay * self.mean[n] + (1 - decay) * g
-                added = added * self.gates(n, w, v)
             self.weight(n).grad = g + added
         self.base.step()

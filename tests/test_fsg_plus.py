@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastslow as fs
-from fastslow.cli_support import parse_fields
 from fastslow.hypernets.segments import repeated, segment_max, segment_mean, segment_sum
 from fastslow.methods.fsg_plus import factors
 from plus_twin import Twin
@@ -24,17 +22,13 @@ BASES = {
 }
 
 
-GATE = (0.3, -1.5, 2.0, 0.4, -1.0, 6.0)
-TOTAL = 12
-
-
-def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", total=None, **fields):
+def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", **fields):
     net, data = tiny_task(seed=3)
     net.to(dtype)
     if method == "fsg-plus":
         fields = {"band": 1.0, **fields}
     fs.binarize_(net, method, skip="out", **fields)
-    return net, fs.optimizer(net, BASES[base](net.parameters()), total), [(x.to(dtype), y) for x, y in data]
+    return net, fs.optimizer(net, BASES[base](net.parameters())), [(x.to(dtype), y) for x, y in data]
 
 
 def train(net: nn.Module, optimizer: fs.BinaryOptimizer, data: list[tuple[Tensor, Tensor]]) -> None:
@@ -49,20 +43,18 @@ def weights(net: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("base", "fields", "total"),
+    ("base", "fields"),
     [
-        ("adam", {}, None),
-        ("sgd", {"strength": 3.0, "decay": 0.9}, None),
-        ("adam", {"band": 0.4, "decay": 0.0, "secant": False}, None),
-        ("sgd", {"strength": 3.0, "decay": 0.9, "secant": False, "gate": GATE}, TOTAL),
-        ("adam", {"gate": [0.0, 0.0, 0.0, 1.5, 3.0, 9.0]}, None),
+        ("adam", {}),
+        ("sgd", {"strength": 3.0, "decay": 0.9}),
+        ("adam", {"band": 0.4, "decay": 0.0, "secant": False}),
     ],
 )
-def test_twelve_steps_equal_the_slow_twin(base, fields, total):
-    net, optimizer, data = setting(base, total=total, **fields)
+def test_twelve_steps_equal_the_slow_twin(base, fields):
+    net, optimizer, data = setting(base, **fields)
     driver = optimizer.drivers[0]
     plain, _ = tiny_task(seed=3)
-    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base], total or 0)
+    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base])
     known = 0
     for t, batch in enumerate(data):
         known += twin.factors()[BINARY[0]] > 0
@@ -89,47 +81,6 @@ def test_it_is_exactly_ste_until_something_is_known(dtype):
     assert torch.equal(weights(first), weights(learning))
     train(learning, optimizer, data[1:6])
     assert not torch.equal(weights(straight), weights(learning))
-
-
-def test_a_gate_of_zeros_is_none():
-    (plain, without, data), (gated, optimizer, _) = setting(total=TOTAL), setting(total=TOTAL, gate=(0,) * 6)
-    for pair in ((plain, without), (gated, optimizer)):
-        train(*pair, data)
-    torch.testing.assert_close(weights(plain), weights(gated), rtol=1e-12, atol=1e-12)
-    assert not {"means", "gate"} & without.drivers[0].tensors.keys()
-    assert float(plain.hidden._progress) == 0, "nobody asks for it"
-    assert float(gated.hidden._progress) == 1
-    other, changed, _ = setting(total=TOTAL)
-    third, gated_too, _ = setting(total=TOTAL, gate=GATE)
-    for pair in ((other, changed), (third, gated_too)):
-        train(*pair, data)
-    assert not torch.allclose(weights(other), weights(third), rtol=1e-4)
-
-
-def test_the_gate_is_read_where_it_lies():
-    """Whoever learns it overwrites it in place, between two steps."""
-    (net, optimizer, data), (twin, other, _) = setting(gate=GATE), setting(gate=(0.0,) * 6)
-    train(net, optimizer, data)
-    other.drivers[0].tensors["gate"].copy_(torch.tensor(GATE))
-    train(twin, other, data)
-    torch.testing.assert_close(weights(net), weights(twin), rtol=1e-5, atol=1e-7)
-
-
-def test_a_gated_state_goes_on_where_it_was():
-    net, optimizer, data = setting(total=TOTAL, gate=GATE)
-    train(net, optimizer, data[:6])
-    other, resumed, _ = setting(total=TOTAL, gate=GATE)
-    other.load_state_dict(net.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share its moments
-    for pair in ((net, optimizer), (other, resumed)):
-        train(*pair, data[6:])
-    assert torch.equal(weights(net), weights(other))
-    _, ungated, _ = setting(total=TOTAL)
-    with pytest.raises(ValueError, match="isn't one of fsg-plus with these layers"):
-        resumed.load_state_dict(ungated.state_dict())
-    _, gated_otherwise, _ = setting(total=TOTAL, gate=(0.0,) * 6)
-    gated_otherwise.load_state_dict(optimizer.state_dict())
-    assert not gated_otherwise.drivers[0].tensors["gate"].any(), "fields are the method's, not the state's"
 
 
 class Quadratic(nn.Module):
@@ -193,43 +144,11 @@ class Turned(nn.Module):
         return self.sign * self.layer(x)
 
 
-@pytest.mark.parametrize("backward", ["ede", "reste"])
-def test_another_backward_multiplies_the_whole_gradient(backward):
-    """With a learning rate of 0 the weights stay, so that both see the same gradients."""
-    moves = {}
-    for name in ("", backward):
-        net, data = tiny_task(seed=3)
-        fs.binarize_(net, "fsg-plus", skip="out", band=1.0, backward=name)
-        optimizer = fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.0), total_steps=12)
-        train(net, optimizer, data[:6])
-        moves[name] = {n: net.get_submodule(n).weight.grad for n in BINARY}
-    progress = torch.tensor(5 / 12)
-    method = fs.get_method({"ede": "irnet", "reste": "reste"}[backward])
-    for n in BINARY:
-        t = torch.tanh(net.get_submodule(n).weight.detach())
-        expected = moves[""][n] * method.derivative(t / t.abs().max(), progress)
-        torch.testing.assert_close(moves[backward][n], expected)
-
-
-def test_a_twin_joins_the_gradient_of_a_layers_input_alone():
-    found = {}
-    for eta in (0.0, 0.3):
-        net, data = tiny_task(seed=3)
-        fs.binarize_(net, "fsg-plus", skip="out", eta=eta)
-        optimizer = fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.0))
-        train(net, optimizer, data[:1])
-        found[eta] = {n: net.get_submodule(n).weight.grad for n in BINARY}
-    torch.testing.assert_close(found[0.0][BINARY[-1]], found[0.3][BINARY[-1]])
-    assert not torch.allclose(found[0.0][BINARY[0]], found[0.3][BINARY[0]])
-    assert net.get_submodule(BINARY[0]).own("twin").grad is not None
-
-
-@pytest.mark.parametrize("gate", [(), GATE])
-def test_a_weight_and_its_negative_are_treated_alike(gate):
+def test_a_weight_and_its_negative_are_treated_alike():
     pairs = []
     for sign in (1.0, -1.0):
         net = Turned(sign)
-        fs.binarize_(net, "fsg-plus", band=2.0, gate=gate)
+        fs.binarize_(net, "fsg-plus", band=2.0)
         pairs.append((net, fs.optimizer(net, torch.optim.Adam(net.parameters(), lr=0.02))))
     generator = torch.Generator().manual_seed(1)
     flipped = pushed = 0
@@ -245,9 +164,8 @@ def test_a_weight_and_its_negative_are_treated_alike(gate):
     assert pushed > 3
 
 
-@pytest.mark.parametrize("gate", [(), GATE])
-def test_zero_gradients_and_zero_weights_leave_everything_finite(gate):
-    net, optimizer, data = setting("sgd", dtype=torch.float32, gate=gate)
+def test_zero_gradients_and_zero_weights_leave_everything_finite():
+    net, optimizer, data = setting("sgd", dtype=torch.float32)
     train(net, optimizer, data[:3])
     with torch.no_grad():
         net.hidden.weight.zero_()
@@ -259,7 +177,7 @@ def test_zero_gradients_and_zero_weights_leave_everything_finite(gate):
     assert optimizer.drivers[0].broken() is None
     assert all(math.isfinite(value) for value in optimizer.metrics().values())
     assert torch.isfinite(weights(net)).all()
-    fresh, unmoved, _ = setting("sgd", dtype=torch.float32, gate=gate)
+    fresh, unmoved, _ = setting("sgd", dtype=torch.float32)
     assert unmoved.metrics() == {}
     for parameter in fresh.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -267,17 +185,15 @@ def test_zero_gradients_and_zero_weights_leave_everything_finite(gate):
     assert unmoved.drivers[0].broken() is None
 
 
-@pytest.mark.parametrize("gate", [(), GATE])
-def test_a_layer_without_gradient_is_left_out_of_that_step(gate):
-    net, optimizer, data = setting(gate=gate)
+def test_a_layer_without_gradient_is_left_out_of_that_step():
+    net, optimizer, data = setting()
     train(net, optimizer, data[:3])
     driver = optimizer.drivers[0]
     part = slice(sum(driver.sizes[:2]), None)
 
     def remembered() -> list[Tensor]:
         layer = [driver.tensors[key][2] for key in ("steps", "turned", "expected")]
-        averages = [driver.tensors[key][part] for key in ("squares", "means") if key in driver.tensors]
-        return [net.hidden.weight.detach(), *averages, *layer]
+        return [net.hidden.weight.detach(), driver.tensors["squares"][part], *layer]
 
     before = [value.clone() for value in remembered()]
     x, y = data[3]
@@ -310,25 +226,11 @@ def test_accumulation_equals_one_batch():
         ({"strength": -1.0}, "^strength=-1.0: it can't be negative"),
         ({"decay": 1.0}, "^decay=1.0: give a number from 0"),
         ({"band": 0.0}, "^band=0.0: give a positive number"),
-        ({"backward": "tanh"}, "^backward='tanh': choose 'ede' or 'reste'"),
-        ({"eta": -0.1}, "^eta=-0.1: a share can't be negative"),
-        ({"gate": (1.0, 2.0)}, r"^gate=\(1.0, 2.0\): give 6 finite numbers, the coefficients of 1, p, p\^2, d, m, p m"),
-        ({"gate": [0.0, 0.0, math.nan, 0.0, 0.0, 0.0]}, "^gate=.*nan.*: give 6 finite numbers"),
-        ({"gate": [0.0, 0.0, math.inf, 0.0, 0.0, 0.0]}, "^gate=.*inf.*: give 6 finite numbers"),
-        ({"gate": ["a"] * 6}, "^gate=.*'a'.*: give 6 finite numbers"),
-        ({"gate": 0.5}, "^gate=0.5: the field 'gate' of fsg-plus takes a list of numbers"),
     ],
 )
 def test_bad_fields_are_refused(fields, sentence):
     with pytest.raises(ValueError, match=sentence):
         fs.get_method("fsg-plus", **fields)
-
-
-def test_a_gate_may_come_as_a_list():
-    assert fs.get_method("fsg-plus", gate=list(GATE)) == fs.get_method("fsg-plus", gate=GATE)
-    assert parse_fields("fsg-plus", [f"gate={list(GATE)}"]) == {"gate": list(GATE)}
-    configs = [fs.RunConfig(method="fsg-plus", method_fields={"gate": kind(GATE)}) for kind in (list, tuple)]
-    assert configs[0].key == configs[1].key
 
 
 def test_states_of_other_things_are_refused():

@@ -272,7 +272,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
         share = min(self.steps / self.total_steps, 1.0)
         by_epoch = share if self.epochs is None else min(self._epoch() / self.epochs, 1.0)
         for layer in self._layers.values():
-            if layer.method.scheduled or layer.method.sees_progress:
+            if layer.method.scheduled:
                 layer._progress.fill_(by_epoch if layer.method.per_epoch else share)
 
 

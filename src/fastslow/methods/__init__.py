@@ -24,12 +24,7 @@ def register_method(
     METHODS.add(cls.name, MethodInfo(cls.name, family, paper, summary, cls, formula, cost, choose))
 
 
-_TYPES = {
-    "int": (int, "a whole number"),
-    "float": (int | float, "a number"),
-    "bool": (bool, "True or False"),
-    "tuple[float, ...]": (tuple | list, "a list of numbers"),
-}
+_TYPES = {"int": (int, "a whole number"), "float": (int | float, "a number"), "bool": (bool, "True or False")}
 
 
 def get_method(method: str | Method, **fields: object) -> Method:

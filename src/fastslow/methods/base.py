@@ -33,7 +33,6 @@ class Method:
     looks_ahead: ClassVar[bool] = False  # the forward pass uses W~ = W - shift, and W.grad receives dL/dWb unchanged
     needs_wrapper: ClassVar[bool] = False  # training without fs.optimizer would be wrong
     scheduled: ClassVar[bool] = False  # something follows the share of the training done: total_steps is needed
-    sees_progress: ClassVar[bool] = False  # it makes use of that share where total_steps is known
     per_epoch: ClassVar[bool] = False  # the published schedule stands still within an epoch
     needs_epochs: ClassVar[bool] = False  # some work is done once an epoch, so the number of epochs is needed
 

@@ -22,15 +22,6 @@ What is added to a gradient is ``-strength k v s r``, which makes it the slope f
 lies, or without ``secant`` ``strength k v (tanh W - s r)``, which makes it that at the weight itself. If gradients of
 single images are independent and the network's probabilities right, k is the batch size in theory. As long as nothing
 is known k is 0: the first step is exactly that of ``ste``.
-
-With a ``gate`` of six coefficients c, learned beforehand on other tasks (``tools/meta_train.py``), what is added is
-multiplied, weight by weight, by exp(c . f), with c . f clipped at -4 and 4, of the features
-
-    f = (1, p, p^2, d, m, p m),
-
-the share p of the training done (0 where total_steps is unknown), the weight's distance from the threshold
-d = log2(|W| / mean|W| + 2^-6), at most 3, and how consistent its gradients are, m = |average of g| / sqrt(v) from 0 to
-1, with the decay of v.
 """
 
 from __future__ import annotations
@@ -41,23 +32,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..binarize import sign
 from ..hypernets.segments import repeated, segment_max, segment_mean, segment_sum
-from ..layers import BinaryLayer
 from . import flat
 from .base import Slot
 from .flat_driver import FlatDriver, RememberingMethod, gradient
-from .irnet import IRNet
-from .reste import ReSTE
-from .surge import with_twin
 
-DERIVATIVES = {"ede": IRNet().derivative, "reste": ReSTE().derivative}
 _SPREAD = 0.5  # how much layers are expected to differ from their common factor, as a share of it
-GATE_FEATURES = ("1", "p", "p^2", "d", "m", "p m")
-_GATE_LIMIT = 4.0  # of c . f either way: a factor of 55
-_NEAREST, _FARTHEST = 2.0**-6, 3.0  # added to |W| / mean|W|, and the largest logarithm of that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,41 +53,14 @@ class FSGPlus(RememberingMethod):
     decay: float = 0.999  # of the memory, a step
     band: float = 0.1  # weights nearer to the threshold than this share of the layer's mean |W| tell the curvature
     secant: bool = True  # the slope from bit to bit, wherever the weight lies; else the gradient at the weight itself
-    backward: str = ""  # "ede" or "reste": their derivative of the sign, on tanh W / r, multiplies the whole gradient
-    eta: float = 0.0  # share of a full-precision twin's gradient in what reaches a layer's input, as in SURGE
-    gate: tuple[float, ...] = ()  # coefficients of the features that the curvature's part is multiplied by; (): none
 
     def __post_init__(self) -> None:
-        if self.backward not in ("", *DERIVATIVES):
-            known = " or ".join(map(repr, DERIVATIVES))
-            raise ValueError(f"backward={self.backward!r}: choose {known}, or leave it out")
-        if not self.eta >= 0:
-            raise ValueError(f"eta={self.eta}: a share can't be negative")
         if not self.strength >= 0:
             raise ValueError(f"strength={self.strength}: it can't be negative")
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay={self.decay}: give a number from 0 up to, not including, 1")
         if not self.band > 0:
             raise ValueError(f"band={self.band}: give a positive number")
-        numbers = all(isinstance(c, int | float) and not isinstance(c, bool) and abs(c) < 3e38 for c in self.gate)
-        if not numbers or len(self.gate) not in (0, len(GATE_FEATURES)):
-            raise ValueError(
-                f"gate={self.gate!r}: give {len(GATE_FEATURES)} finite numbers, the coefficients of "
-                f"{', '.join(GATE_FEATURES)}, or none"
-            )
-        object.__setattr__(self, "gate", tuple(self.gate))  # a list where it comes from JSON or the command line
-
-    @property
-    def sees_progress(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return bool(self.gate or self.backward)  # or showing every layer the progress would be work for nothing
-
-    def own_state(self, layer: BinaryLayer, w: Tensor) -> dict[str, Tensor]:
-        return {"twin": nn.Parameter(w.clone())} if self.eta else {}
-
-    def forward(self, layer: BinaryLayer, x: Tensor) -> Tensor:
-        if not (self.eta and layer.training and torch.is_grad_enabled()):
-            return super().forward(layer, x)
-        return with_twin(layer, x, self.eta, super().forward)
 
     def driver(self, slots: list[Slot]) -> FSGPlusDriver:
         return FSGPlusDriver(self, slots)
@@ -123,10 +79,6 @@ class FSGPlusDriver(FlatDriver):
             "turned": layers.clone(),  # sums over weights near the threshold: s g r
             "expected": layers.clone(),  # and v r^2
         }
-        if method.gate:
-            self.tensors["means"] = self.zeros()  # moving average of the gradient, from zero
-            # A tensor, so that whoever learns it can overwrite it where a captured graph reads it.
-            self.tensors["gate"] = torch.tensor(method.gate, dtype=self.dtype, device=self.device)
         self._last: tuple[list[int], Tensor, Tensor] | None = None  # sizes, gradient and what was added to it
 
     def before_step(self) -> bool:
@@ -138,13 +90,7 @@ class FSGPlusDriver(FlatDriver):
             g = self.join(gradients)
             w = self.join([self.slots[i].layer.weight for i in active])
             added = self._correction(active, sizes, w, g)
-            whole = g + added
-            if self.method.backward:
-                t = torch.tanh(w)
-                z = t * inverse(repeated(segment_max(t.abs(), sizes), sizes))
-                progress = self.slots[0].layer._progress.to(z.dtype)
-                whole = whole * DERIVATIVES[self.method.backward](z, progress)
-            flat.write(gradients, whole)
+            flat.write(gradients, g + added)
             self._last = sizes, g, added
         return True
 
@@ -157,30 +103,17 @@ class FSGPlusDriver(FlatDriver):
         k = repeated(self.method.strength * factors(*sums), sizes)
         steps = kept["steps"][rows] + 1
         squares = kept["squares"][columns].lerp(g * g, 1 - self.method.decay)
-        known = repeated(1 - self.method.decay**steps, sizes)
-        v = squares / known
+        v = squares / repeated(1 - self.method.decay**steps, sizes)
         s, t, size = sign(w), torch.tanh(w), w.abs()
-        usual = segment_mean(size, sizes)
-        limit, r = repeated(torch.stack([self.method.band * usual, segment_max(t.abs(), sizes)]), sizes)
+        limit, r = repeated(
+            torch.stack([self.method.band * segment_mean(size, sizes), segment_max(t.abs(), sizes)]), sizes
+        )
         near = r * (size < limit)
         found = segment_sum(torch.stack([near * s * g, near * near * v]), sizes)
         added = k * v * (-s * r if self.method.secant else t - s * r)
-        if self.method.gate:
-            means = kept["means"][columns].lerp(g, 1 - self.method.decay)
-            kept["means"][columns] = means
-            consistency = ((means / known).abs() * inverse(v.sqrt())).clamp_max(1)
-            added = added * self._gates(size * repeated(inverse(usual), sizes), consistency)
         kept["turned"][rows], kept["expected"][rows] = self.method.decay * sums + found
         kept["steps"][rows], kept["squares"][columns] = steps, squares
         return added
-
-    def _gates(self, size: Tensor, m: Tensor) -> Tensor:
-        """What multiplies each weight's part, from its size over the layer's mean and its gradients' consistency."""
-        c = self.tensors["gate"].unbind()
-        p = self.slots[0].layer._progress.to(self.dtype)
-        d = (size + _NEAREST).log2().clamp_max(_FARTHEST)
-        total = (c[0] + p * (c[1] + p * c[2])) + c[3] * d + (c[4] + p * c[5]) * m
-        return total.clamp(-_GATE_LIMIT, _GATE_LIMIT).exp()
 
     def metrics(self) -> dict[str, float]:
         """``curvature``: the mean factor k, the batch size in theory; ``push``: size of the curvature's part.
@@ -203,25 +136,20 @@ class FSGPlusDriver(FlatDriver):
         return ()
 
     def kept(self) -> dict[str, Tensor]:
-        words = {"squares": "the squared gradient's average", "means": "the gradient's average"}
-        return {said: self.tensors[name] for name, said in words.items() if name in self.tensors}
-
-    def _learned(self) -> dict[str, Tensor]:
-        """What training changes. The gate isn't: as all fields, it is that of the method, not of a saved state."""
-        return {name: tensor for name, tensor in self.tensors.items() if name != "gate"}
+        return {"the squared gradient's average": self.tensors["squares"]}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._learned(), "layers": [slot.name for slot in self.slots]}
+        return {**self.tensors, "layers": [slot.name for slot in self.slots]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         names = [slot.name for slot in self.slots]
-        fits = {name: tensor.shape for name, tensor in self._learned().items()}
+        fits = {name: tensor.shape for name, tensor in self.tensors.items()}
         if state.get("layers") != names or {k: getattr(state.get(k), "shape", None) for k in fits} != fits:
             raise ValueError(
                 f"the saved state isn't one of fsg-plus with these layers ({', '.join(names[:3])}, ...); "
                 "binarize the same layers of the same model in the same way before loading it"
             )
-        for name, tensor in self._learned().items():
+        for name, tensor in self.tensors.items():
             tensor.copy_(state[name])
 
 

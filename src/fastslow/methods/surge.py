@@ -14,7 +14,6 @@ multiplied by lambda, which is known only once the gradients of both branches ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,13 +38,6 @@ class _Fork(torch.autograd.Function):
         return g_b + scale * g_a, None
 
 
-def with_twin(layer: BinaryLayer, x: Tensor, eta: float, binary: Callable[[BinaryLayer, Tensor], Tensor]) -> Tensor:
-    """The binary branch's output; backward, the twin's share of the gradient joins it at the input."""
-    for_bits, for_twin = _Fork.apply(x, eta)
-    twin = layer.product(for_twin, layer.own("twin"), None)
-    return binary(layer, for_bits) + (twin - twin.detach())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Surge(ReCU):
     """ReCU with gradient compensation by a full-precision twin."""
@@ -65,4 +57,6 @@ class Surge(ReCU):
     def forward(self, layer: BinaryLayer, x: Tensor) -> Tensor:
         if not (layer.training and torch.is_grad_enabled()):
             return super().forward(layer, x)
-        return with_twin(layer, x, self.eta, super().forward)
+        for_bits, for_twin = _Fork.apply(x, self.eta)
+        twin = layer.product(for_twin, layer.own("twin"), None)
+        return super().forward(layer, for_bits) + (twin - twin.detach())

@@ -162,33 +162,7 @@ HARDER = (
 )
 
 
-def _composed(variant: str, hypothesis: str, **fields: Any) -> Idea:
-    return _plus(variant, hypothesis, "distill-cutout", _HARDER, **{"strength": 0.5, "secant": True, **fields})
-
-
-# The best of them together with other papers' ways back; each also without the curvature, to see what is whose.
-COMPOSED = (
-    _composed("ede", "IR-Net's backward lets bits far from the threshold rest.", backward="ede"),
-    _composed("ede-alone", "That backward without the curvature.", backward="ede", strength=0.0),
-    _composed("reste", "ReSTE's backward favours weights near the threshold.", backward="reste"),
-    _composed("reste-alone", "That backward without the curvature.", backward="reste", strength=0.0),
-    _composed("twin", "SURGE's float twin says more of what the layers below should do.", eta=0.1),
-    _composed("twin-alone", "The twin without the curvature.", eta=0.1, strength=0.0),
-)
-
-# What tools/meta_train.py learned on small tasks (results/meta/gate_mini_cpu.json).
-_LEARNED_GATE = [0.5826, 1.3356, -1.0795, 1.9204, 0.7449, 2.0595]
-GATED = (
-    _composed(
-        "rising",
-        "Bits that look around first and settle later: a strength from 0.1 to 2.5.",
-        gate=[-1.6, 3.2, *4 * [0.0]],
-    ),
-    _composed("falling", "The opposite, from 2.5 to 0.1.", gate=[1.6, -3.2, *4 * [0.0]]),
-    _composed("learned", "A gate learned once, on small tasks, serves a larger network.", gate=_LEARNED_GATE),
-)
-
-IDEAS = (*RECIPES, *GRADIENTS, *HARDER, *COMPOSED, *GATED)
+IDEAS = (*RECIPES, *GRADIENTS, *HARDER)
 
 
 def settings() -> list[Setting]:
