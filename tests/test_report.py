@@ -81,6 +81,8 @@ def test_the_retired_runs_are_those_that_were_recorded() -> None:
     assert f"{RETIRED[0]}\n\n{render_table(table)}\n\n{RETIRED[1]}" in page
     folder = ROOT / "results" / "retired"
     assert sorted(folder.rglob("*.json")) == sorted(folder / idea.file for idea in RETIRED_IDEAS)
+    today = {"secant": True, "strength": 0.5}  # the fields of fsg-plus that are still there
+    alone = {**today, "strength": 0.0}
     configs = {idea.name: json.loads((folder / idea.file).read_text())["config"] for idea in RETIRED_IDEAS}
     assert {name: config["method_fields"] for name, config in configs.items()} == {
         "fsg-plus": {},
@@ -91,6 +93,15 @@ def test_the_retired_runs_are_those_that_were_recorded() -> None:
         "fsg-plus-flip-price": {"flip_penalty": 0.1},
         "fsg-plus-0.2": {"rho": 0.2},
         "fsg-plus-1.0": {"rho": 1.0},
+        "fsg-plus-ede": {**today, "backward": "ede"},
+        "fsg-plus-ede-alone": {**alone, "backward": "ede"},
+        "fsg-plus-reste": {**today, "backward": "reste"},
+        "fsg-plus-reste-alone": {**alone, "backward": "reste"},
+        "fsg-plus-twin": {**today, "eta": 0.1},
+        "fsg-plus-twin-alone": {**alone, "eta": 0.1},
+        "fsg-plus-rising": {**today, "gate": [-1.6, 3.2, 0.0, 0.0, 0.0, 0.0]},
+        "fsg-plus-falling": {**today, "gate": [1.6, -3.2, 0.0, 0.0, 0.0, 0.0]},
+        "fsg-plus-learned": {**today, "gate": [0.5826, 1.3356, -1.0795, 1.9204, 0.7449, 2.0595]},
     }
     kinds = {tuple(config[name] for name in ("method", "epochs", "seed", "holdout")) for config in configs.values()}
     assert kinds == {("fsg-plus", 30, 0, 5000)}
