@@ -19,10 +19,11 @@ from fastslow.report.figures import research_curves
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown, render_table
 from fastslow.report.page import BEGIN, END, IDEAS, RETIRED, build, intro, update_readme, write_report
+from fastslow.report.plus_tables import plus_recipes_table, plus_short_table, plus_table
 from fastslow.report.research import idea_tables, validation_tables
 from fastslow.report.results import Results, reference
 from fastslow.report.retired import retired_table
-from fastslow.report.small_tables import overhead_table, plus_recipes_table, plus_table
+from fastslow.report.small_tables import overhead_table
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
 from fastslow.report.tables import (
@@ -257,6 +258,11 @@ def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     assert (same[0], easier[0]) == ("Adam, cosine, teacher, cutout", "Adam, cosine, teacher")
     assert same[2:] == row[4:6]
     assert float(easier[2].split()[0]) < float(same[2].split()[0])
+    write_synthetic(tmp_path, "plus", "resnet20/adam-short/fsg-plus", 5, fsg_plus=92.5)
+    shortened = plus_short_table(Results(tmp_path)).rows[0]
+    assert shortened[:2] == ("ResNet-20, CIFAR-10", NOT_RUN)
+    assert float(shortened[4].split()[0]) > 0
+    assert shortened[5].endswith("n = 5")
     alone = readme_table(Results(tmp_path)).rows[-1]  # STE on the recipe that may suit it better
     assert "teacher" in alone[0]
     assert "cutout" not in alone[0]

@@ -37,7 +37,7 @@ def curves(results: Results) -> list[Figure]:
 
 def plus_curves(results: Results) -> list[Figure]:
     """The same of FSG-plus and STE, where both were run on the strong recipe."""
-    strong = [setting for setting in plus.settings() if setting.config.cutout]
+    strong = [setting for setting in plus.settings() if setting.name.split("/")[1].endswith("-strong")]
     return _curves([panel for panel in panels(results, strong) if len(panel[2]) > 1])
 
 

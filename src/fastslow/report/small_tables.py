@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..recipes import floats, overhead, plus, sota, table1, table3, table4
+from ..recipes import floats, overhead, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
@@ -18,7 +18,6 @@ from .words import (
     method_name,
     model_name,
     pair_words,
-    protocol_name,
     signed,
     spread,
 )
@@ -71,49 +70,6 @@ def sota_table(results: Results) -> Table:
     columns = ("Network", "Method", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
     columns = (*columns, "Against STE [95 %]", "Paired t-test")
     return Table("Methods under the same short protocol, Adam", columns, tuple(rows), labels=2)
-
-
-def plus_table(results: Results) -> Table:
-    """fsg-plus and STE, pair by pair, with the time that both took."""
-    groups = {s.name: results.group(s) for s in plus.settings()}
-    rows = []
-    for name, group in groups.items():
-        model, protocol, method = name.split("/")
-        if method == STE:
-            continue
-        ste = groups[f"{model}/{protocol}/{STE}"]
-        against = group.against(ste)
-        rows.append(
-            (
-                f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
-                group_value(ste),
-                group_value(group),
-                str(group.n) if group.n else NONE,
-                difference(against),
-                pair_words(against),
-                f"{group.mean('train_loss'):.3f} / {ste.mean('train_loss'):.3f}" if against else NONE,
-                f"{group.mean('seconds') / ste.mean('seconds'):.2f}" if against else NONE,
-            )
-        )
-    columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")
-    columns = (*columns, "Training loss, FSG-plus / STE", "Time, times STE")
-    return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
-
-
-def plus_recipes_table(results: Results) -> Table:
-    """fsg-plus on its recipe against STE on each: what suits one may not suit the other."""
-    groups = {s.name: results.group(s) for s in plus.settings()}
-    model, protocol = plus.NETWORKS[0][0], "adam-strong"
-    ours = groups[f"{model}/{protocol}/fsg-plus"]
-    rows = []
-    for other in (protocol, "adam-distill"):
-        ste = groups[f"{model}/{other}/{STE}"]
-        against = ours.against(ste)
-        rows.append((protocol_name(other), group_value(ste), difference(against), pair_words(against)))
-    title = f"{model_name(model)}: FSG-plus with “{protocol_name(protocol)}” ({group_value(ours)}) against STE"
-    return Table(
-        title, ("STE's recipe", "STE, last epoch", "Difference [95 %]", "Paired t-test"), tuple(rows), labels=1
-    )
 
 
 def published_recipes_table(results: Results) -> Table:

@@ -41,6 +41,7 @@ _PROTOCOLS = {
     "adam-distill": "Adam, cosine, teacher",
     "adam-teacher": "Adam, cosine, ResNet-44 as teacher, cutout",
     "adam-strong": "Adam, cosine, teacher, cutout",
+    "adam-short": "Adam, cosine, teacher, cutout, 30 epochs",
     "momentum-strong": "SGD, momentum 0.9, cosine, teacher, cutout",
 }
 METHOD_ORDER = tuple(_METHODS)

@@ -1,0 +1,71 @@
+"""FSG-plus beside STE on the test set: on one recipe, against STE's better one, and in fewer epochs."""
+
+from __future__ import annotations
+
+from ..recipes import plus
+from ..recipes.base import PAPER_EPOCHS
+from .document import Table
+from .results import Results
+from .tables import STE
+from .words import NONE, data_name, difference, group_value, model_name, pair_words, protocol_name
+
+
+def plus_table(results: Results) -> Table:
+    """fsg-plus and STE, pair by pair, with the time that both took."""
+    groups = {s.name: results.group(s) for s in plus.settings()}
+    rows = []
+    for name, group in groups.items():
+        model, protocol, method = name.split("/")
+        if method == STE:
+            continue
+        ste = groups[f"{model}/{protocol}/{STE}"]
+        against = group.against(ste)
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
+                group_value(ste),
+                group_value(group),
+                str(group.n) if group.n else NONE,
+                difference(against),
+                pair_words(against),
+                f"{group.mean('train_loss'):.3f} / {ste.mean('train_loss'):.3f}" if against else NONE,
+                f"{group.mean('seconds') / ste.mean('seconds'):.2f}" if against else NONE,
+            )
+        )
+    columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")
+    columns = (*columns, "Training loss, FSG-plus / STE", "Time, times STE")
+    return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
+
+
+def plus_recipes_table(results: Results) -> Table:
+    """fsg-plus on its recipe against STE on each: what suits one may not suit the other."""
+    groups = {s.name: results.group(s) for s in plus.settings()}
+    model, protocol = plus.NETWORKS[0][0], "adam-strong"
+    ours = groups[f"{model}/{protocol}/fsg-plus"]
+    rows = []
+    for other in (protocol, "adam-distill"):
+        ste = groups[f"{model}/{other}/{STE}"]
+        against = ours.against(ste)
+        rows.append((protocol_name(other), group_value(ste), difference(against), pair_words(against)))
+    title = f"{model_name(model)}: FSG-plus with “{protocol_name(protocol)}” ({group_value(ours)}) against STE"
+    return Table(
+        title, ("STE's recipe", "STE, last epoch", "Difference [95 %]", "Paired t-test"), tuple(rows), labels=1
+    )
+
+
+def plus_short_table(results: Results) -> Table:
+    """fsg-plus in fewer epochs against STE in all of them. Seeds are shared, the number of epochs is not."""
+    groups = {s.name: results.group(s) for s in plus.settings()}
+    rows = []
+    for model, data, _ in plus.SHORTENED:
+        short, ours, full = (
+            groups[f"{model}/{run}"] for run in (f"adam-short/{STE}", "adam-short/fsg-plus", f"adam-strong/{STE}")
+        )
+        against = ours.against(full)
+        network = f"{model_name(model)}, {data_name(data)}"
+        values = (group_value(group) for group in (short, ours, full))
+        rows.append((network, *values, difference(against), pair_words(against)))
+    few, many = plus.SHORT["epochs"], PAPER_EPOCHS
+    columns = ("Network", f"STE, {few} epochs", f"FSG-plus, {few} epochs", f"STE, {many} epochs")
+    columns = (*columns, f"FSG-plus in {few} − STE in {many} [95 %]", "Paired t-test")
+    return Table("What a third of the epochs is worth", columns, tuple(rows), labels=1)
