@@ -12,6 +12,8 @@ import torch
 import fastslow as fs
 import tiny
 from fastslow import cli, data
+from fastslow.deploy import shipped
+from fastslow.deploy.pack import pack
 from fastslow.report.load import load_trained
 from fastslow.training.config import RunConfig
 
@@ -65,6 +67,48 @@ def test_pack_as_json_and_in_half_precision(run, call, tmp_path):
     assert code == 0
     assert found["file_bytes"] == found["header_bytes"] + found["payload_bytes"]
     assert found["file_bytes"] == (tmp_path / "half.safetensors").stat().st_size
+
+
+def test_a_packed_file_is_measured_like_its_run(run, packed, call):
+    answers = []
+    for what in (run, packed):
+        code, out, err = call("eval", what, "--json")
+        assert code == 0, err
+        answers.append(json.loads(out.splitlines()[-1]))
+    assert answers[1]["accuracy"] == pytest.approx(answers[0]["accuracy"], abs=0.2)  # a near tie may fall the other way
+    assert answers[1]["loss"] == pytest.approx(answers[0]["loss"], rel=1e-4)
+    assert answers[1]["n"] == 1000
+    code, out, _ = call("eval", packed, "--data", "mini")
+    assert code == 0
+    assert out.endswith("on 1000 test images of mini\n")
+
+
+def test_a_packed_file_that_says_nothing_of_its_data(call, tmp_path):
+    network = tiny.Tiny(num_classes=3).eval()
+    fs.binarize_(network, "ste")
+    path = tmp_path / "bare.safetensors"
+    pack(network, path, input_shape=(3, 32, 32))
+    for words, sentence in (
+        ((), f"{path} doesn't say which data it was trained on; name it with --data"),
+        (("--model", "tiny"), f"--model tiny: {path} is a packed file, which knows its network; leave it out"),
+        (("--data", "mini"), "--data mini has 10 classes, this network tells 3 apart"),
+    ):
+        code, _, err = call("eval", path, *words)
+        assert code != 0
+        assert sentence in err
+
+
+def test_the_shipped_network(call):
+    """The accuracy on all 10,000 test images is in the file; these are the first hundred of each class."""
+    code, out, err = call("eval", "shipped", "--data", "mini", "--json")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    engine = fs.load_packed(shipped())
+    assert found["accuracy"] == pytest.approx(engine.info.result["test_accuracy"], abs=2)
+    assert found["accuracy"] > 90
+    assert shipped().stat().st_size < 60_000
+    with pytest.raises(ValueError, match=r"^no packed network 'vgg' is shipped; there is resnet20_cifar10"):
+        shipped("vgg")
 
 
 @pytest.mark.parametrize("from_run", [True, False])

@@ -121,9 +121,17 @@ cli_train.add_commands(app)  # here: the order of the commands is that of --help
 
 @app.command("eval")
 def evaluate(
-    what: Annotated[Path, typer.Argument(help="Folder of a run, or a .safetensors file of float weights.")],
-    model: Annotated[str | None, typer.Option(help="The network of a weights file (a run knows its own).")] = None,
-    data: Annotated[str | None, typer.Option(help="Another data set than the run's.")] = None,
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run, a packed file, a .safetensors file of float weights, or 'shipped': the packed "
+            "network that comes with the package."
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="The network of a weights file (runs and packed files know their own).")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set than it was trained on.")] = None,
     data_root: DataRoot = None,
     device: Device = "auto",
     json: Json = False,
@@ -131,11 +139,14 @@ def evaluate(
     """Accuracy and loss on the test set."""
     from . import cli_support as support
     from .report.load import load_trained
+    from .report.packed import is_packed, load_packed_network
     from .training.evaluate import evaluate as measure
     from .training.evaluate import evaluation_batches
 
     chosen = support.choose_device(device)
-    trained, config = load_trained(what, model=model, data=support.choose_data(data) if data else None)
+    what = support.packed_file(what)
+    load = load_packed_network if is_packed(what) else load_trained
+    trained, config = load(what, model=model, data=support.choose_data(data) if data else None)
     dataset = support.load_data(config, data_root)
     support.check_classes(trained, dataset)
     found = measure(trained.to(chosen), evaluation_batches(dataset.test, device=chosen))

@@ -63,19 +63,19 @@ def export(
 
 
 def bench(
-    file: Annotated[Path, typer.Argument(help="A packed file.")],
+    file: Annotated[Path, typer.Argument(help="A packed file, or 'shipped': the one that comes with the package.")],
     seconds: Annotated[float, typer.Option(help="Time for each contestant in each setting.")] = 1.0,
     compiled: Annotated[bool, typer.Option(help="Also torch.compile, which takes a minute to build.")] = True,
     json: Json = False,
 ) -> None:
     """Measure a packed network against float torch and onnxruntime, side by side on this machine."""
-    from .cli_support import print_json
+    from .cli_support import packed_file, print_json
     from .deploy.bench import bench as measure
     from .deploy.bench import format_report
 
     if not seconds > 0:
         raise ValueError(f"--seconds {seconds}: give a time above 0")
-    report = measure(file, seconds=seconds, compiled=compiled)
+    report = measure(packed_file(file), seconds=seconds, compiled=compiled)
     if json:
         print_json(asdict(report))
     else:

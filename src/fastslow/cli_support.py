@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from . import data
+from .deploy import shipped
 from .methods import METHODS, check_fields, get_method
+from .report.packed import PackedNetwork
 from .training.build import method_fields, shipped_weights
 from .training.config import NONE, SHIPPED, RunConfig
 from .training.loop import Trainer
@@ -200,12 +202,20 @@ def load_data(config: RunConfig, data_root: Path | None) -> data.Dataset:
 
 def check_classes(model: torch.nn.Module, dataset: data.Dataset) -> None:
     """Refuse to measure a network on a data set with another number of classes."""
-    *_, last = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
-    if last.out_features != len(dataset.test.classes):
+    if isinstance(model, PackedNetwork):
+        told = model.outputs
+    else:
+        *_, last = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
+        told = last.out_features
+    if told != len(dataset.test.classes):
         raise ValueError(
-            f"--data {dataset.name} has {len(dataset.test.classes)} classes, "
-            f"this network tells {last.out_features} apart"
+            f"--data {dataset.name} has {len(dataset.test.classes)} classes, this network tells {told} apart"
         )
+
+
+def packed_file(path: Path) -> Path:
+    """A path as it was given; ``shipped`` is the packed network that comes with the package."""
+    return shipped() if path == Path(SHIPPED) and not path.exists() else path
 
 
 def describe_method(name: str) -> dict[str, Any]:

@@ -13,3 +13,4 @@ from .errors import FormatError as FormatError
 from .errors import UnsupportedLayerError as UnsupportedLayerError
 from .format import PackedModel as PackedModel
 from .header import Info as Info
+from .ready import shipped as shipped
