@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -135,6 +136,30 @@ def test_threads_share_an_engine() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native library is not built")
+def test_more_threads_than_cores_change_nothing(packed: Path) -> None:
+    """Parts of a layer are done by whoever comes first, and the answer is the same, bit for bit."""
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    count = 2 * (os.cpu_count() or 1) + 1
+    crowded = load_packed(packed, NATIVE[0], threads=count)
+    expected = crowded(x)
+    assert all(np.array_equal(crowded(x), expected) for _ in range(50))
+    np.testing.assert_allclose(load_packed(packed, NATIVE[0], threads=1)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.parametrize("sanitizer", [pytest.param("thread", marks=pytest.mark.slow), "undefined"])
+def test_the_pool_under_stress(sanitizer: str, tmp_path: Path) -> None:
+    here, program = Path(__file__).parent, tmp_path / "stress"
+    headers = here.parent / "src" / "fastslow" / "deploy" / "native"
+    flags = ["-std=c++17", "-O2", f"-fsanitize={sanitizer}", "-pthread", f"-I{headers}"]
+    built = subprocess.run(["g++", *flags, str(here / "pool_stress.cpp"), "-o", str(program)], capture_output=True)
+    if built.returncode:
+        pytest.skip(f"the compiler has no -fsanitize={sanitizer}")
+    found = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.skipif(not NATIVE or not hasattr(os, "fork"), reason="needs the native library and fork")

@@ -1,8 +1,9 @@
-// A few threads that run the same function side by side, and a barrier for them.
+// A few threads that run the same function side by side, and how they wait for each other.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -10,30 +11,58 @@
 
 namespace fastslow {
 
-// Spins for about the length of a small layer, then lets others run: the engine may share its cores.
-template <class Done>
-inline void wait_until(Done done) {
-  for (int spins = 0; !done(); ++spins)
-    if (spins > 2000) std::this_thread::yield();
-}
-
-class Barrier {
+// Where threads wait until something is done. They look for about the length of a small layer, then let others run, then
+// sleep: the engine may share its cores, and who keeps asking can hold the very core that the other one needs.
+// What `done` reads is written before `open` is called, by operations in a single order (as atomics have by default).
+class Gate {
  public:
-  explicit Barrier(int count) : count_(count) {}
-
-  void wait() {
-    const int phase = phase_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-    } else {
-      wait_until([&] { return phase_.load(std::memory_order_acquire) != phase; });
+  template <class Done>
+  void wait(Done done) {
+    for (int looks = 0; looks < 2300; ++looks) {
+      if (done()) return;
+      if (looks > 2000) std::this_thread::yield();
     }
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++asleep_;
+    wake_.wait(lock, done);
+    --asleep_;
+  }
+
+  void open() {
+    if (asleep_ == 0) return;
+    { const std::lock_guard<std::mutex> lock(mutex_); }  // or one about to sleep would miss the call
+    wake_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> asleep_{0};
+};
+
+// Pieces of work, one after the other, each in as many parts as there are threads. A thread begins with its own part and
+// goes on with those that nobody has begun: one that is late, because its core is taken, keeps the others waiting with
+// what it has begun only.
+class Parts {
+ public:
+  Parts(int64_t pieces, int count) : count_(count), begun_(pieces * count), finished_(pieces) {}
+
+  template <class Body>
+  void run(int64_t piece, int thread, Body body) {
+    for (int i = 0; i < count_; ++i) {
+      const int part = (thread + i) % count_;
+      if (begun_[piece * count_ + part].exchange(true)) continue;
+      body(part);
+      if (++finished_[piece] == count_) gate_.open();
+    }
+    gate_.wait([&] { return finished_[piece] == count_; });
   }
 
  private:
   const int count_;
-  std::atomic<int> arrived_{0}, phase_{0};
+  std::vector<std::atomic<bool>> begun_;
+  std::vector<std::atomic<int>> finished_;
+  Gate gate_;
 };
 
 // Not reentrant: the Python engine holds a lock around each run.
@@ -54,17 +83,20 @@ class Pool {
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls body(0) here and body(1) ... body(size() - 1) on the threads; returns when all are done.
+  // Calls body(0) here and body(i) on those threads that come while it runs; returns when all of these are done.
   void run(const std::function<void(int)>& body) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       body_ = &body;
-      busy_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
       ++round_;
     }
     wake_.notify_all();
     body(0);
-    wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; });
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      body_ = nullptr;
+    }
+    gate_.wait([&] { return joined_ == 0; });
   }
 
  private:
@@ -73,21 +105,23 @@ class Pool {
       const std::function<void(int)>* body;
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return stop_ || round_ != seen; });
+        wake_.wait(lock, [&] { return stop_ || (body_ && round_ != seen); });
         if (stop_) return;
         seen = round_;
         body = body_;
+        ++joined_;
       }
       (*body)(index);
-      busy_.fetch_sub(1, std::memory_order_release);
+      if (--joined_ == 0) gate_.open();
     }
   }
 
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<int> busy_{0};
-  const std::function<void(int)>* body_ = nullptr;
+  Gate gate_;
+  std::atomic<int> joined_{0};
+  const std::function<void(int)>* body_ = nullptr;  // none: who comes now is too late
   int round_ = 0;
   bool stop_ = false;
 };

@@ -73,22 +73,18 @@ EXPORT int32_t fastslow_run(const Program* program, const float* input, float* o
     if (p.ops[i].kind < LOAD || p.ops[i].kind > POOL_BITS) return 2;
   Pool& pool = *static_cast<Pool*>(p.pool);
   const int workers = pool.size();
-  // `arena` and `own` are the regions of the image and of the worker.
-  const auto execute = [&](int index, int count, uint8_t* arena, uint8_t* own, int64_t image, const auto& after) {
+  // Part `index` of `count` of an op, with `own` as the executing thread's region; `arena` is that of the image.
+  const auto execute = [&](const Op& op, int index, int count, uint8_t* arena, uint8_t* own, int64_t image) {
     const Worker worker{index, count, arena, own + p.scratch, input + image * p.input_size,
                         output + image * p.output_size};
-    for (int32_t i = 0; i < p.op_count; ++i) {
-      const auto start = seconds ? Clock::now() : Clock::time_point{};
-      kernels->table[p.ops[i].kind](p.ops[i], worker);
-      after();
-      if (seconds && index == 0) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    kernels->table[op.kind](op, worker);
   };
-  if (workers == 1 || (batch >= workers && !seconds)) {
+  if (batch >= workers && !seconds) {
     std::atomic<int64_t> next{0};
     const auto body = [&](int thread) {
       uint8_t* mine = p.memory + thread * p.region;
-      for (int64_t image; (image = next.fetch_add(1)) < batch;) execute(0, 1, mine, mine, image, [] {});
+      for (int64_t image; (image = next.fetch_add(1)) < batch;)
+        for (int32_t i = 0; i < p.op_count; ++i) execute(p.ops[i], 0, 1, mine, mine, image);
     };
     if (workers == 1)
       body(0);
@@ -96,10 +92,16 @@ EXPORT int32_t fastslow_run(const Program* program, const float* input, float* o
       pool.run(body);
     return 0;
   }
-  Barrier barrier(workers);
+  Parts parts(batch * p.op_count, workers);
   pool.run([&](int thread) {
+    uint8_t* own = p.memory + thread * p.region;
     for (int64_t image = 0; image < batch; ++image)
-      execute(thread, workers, p.memory, p.memory + thread * p.region, image, [&] { barrier.wait(); });
+      for (int32_t i = 0; i < p.op_count; ++i) {
+        const auto start = seconds ? Clock::now() : Clock::time_point{};
+        parts.run(image * p.op_count + i, thread,
+                  [&](int part) { execute(p.ops[i], part, workers, p.memory, own, image); });
+        if (seconds && thread == 0) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+      }
   });
   return 0;
 }
