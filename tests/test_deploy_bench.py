@@ -61,5 +61,5 @@ def test_contestants_take_turns() -> None:
     calls: list[str] = []
     runners = {name: lambda x, name=name: calls.append(name) for name in "ab"}
     times = interleave(runners, np.zeros(1, np.float32), seconds=0)
-    assert calls == ["a", "b"] * 6  # once to warm up
+    assert calls == ["a", "a", "b", "b"] * 5  # each turn: once to wake up, once to be measured
     assert [len(spent) for spent in times.values()] == [5, 5]

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Array = NDArray[np.float32]
+_REST = 0.05  # seconds; OpenBLAS and onnxruntime ask for tens of milliseconds
 
 
 @dataclass(frozen=True)
@@ -129,15 +130,22 @@ def bench(
 
 
 def interleave(runners: dict[str, Callable[[Array], Any]], x: Array, seconds: float) -> dict[str, list[float]]:
-    """Call times of each runner, taking turns until each has had its time (and at least five calls)."""
+    """Call times of each runner, in ten turns or more until each has had its time (and at least five calls).
+
+    A turn begins after a rest, with a call that isn't counted: threads of the runner before keep asking for work for a
+    while, on cores that this one needs, and its own have gone to sleep.
+    """
     times: dict[str, list[float]] = {name: [] for name in runners}
-    for runner in runners.values():
-        runner(x)
     while active := [name for name, t in times.items() if len(t) < 5 or (sum(t) < seconds and len(t) < 5000)]:
         for name in active:
-            start = perf_counter()
+            sleep(_REST)
             runners[name](x)
-            times[name].append(perf_counter() - start)
+            turn: list[float] = []
+            while not turn or sum(turn) < seconds / 10:
+                start = perf_counter()
+                runners[name](x)
+                turn.append(perf_counter() - start)
+            times[name] += turn
     return times
 
 
