@@ -17,6 +17,7 @@ from .convert import freeze
 from .deploy import load_packed
 from .deploy.bench import interleave
 from .report.curves import draw_run
+from .report.packed import PackedNetwork
 from .report.summary import summarize
 from .shipping import pack_run
 from .training.build import build_model
@@ -99,8 +100,7 @@ def run_demo(out: Path, *, epochs: int = 8) -> dict[str, Any]:
         f"weights), {cost.float_bytes / 1024:.0f} KiB in float"
     )
     engine = load_packed(packed.path)
-    right = sum(int((engine(x.numpy()).argmax(1) == y.numpy()).sum()) for x, y in test.epoch())
-    accuracy = 100 * right / before.n
+    accuracy = evaluate(PackedNetwork(engine), test).accuracy
     print(f"7  the packed file without torch ({engine.backend} kernels): {accuracy:.1f} %")
     latency = _latencies(packed.path, trainer.model)
     print(f"8  one image on one thread: packed {latency['packed']:.2f} ms, float in torch {latency['torch']:.2f} ms")

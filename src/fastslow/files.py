@@ -1,9 +1,12 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and where those of the package lie."""
 
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
+
+PRETRAINED = Path(str(resources.files("fastslow") / "pretrained"))  # networks that come with the package
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -140,12 +140,13 @@ def interleave(runners: dict[str, Callable[[Array], Any]], x: Array, seconds: fl
         for name in active:
             sleep(_REST)
             runners[name](x)
-            turn: list[float] = []
-            while not turn or sum(turn) < seconds / 10:
+            end = perf_counter() + seconds / 10
+            while True:
                 start = perf_counter()
                 runners[name](x)
-                turn.append(perf_counter() - start)
-            times[name] += turn
+                times[name].append(perf_counter() - start)
+                if perf_counter() >= end:
+                    break
     return times
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
+
+from ..files import PRETRAINED
 
 
 def shipped(name: str = "resnet20_cifar10") -> Path:
@@ -15,7 +16,7 @@ def shipped(name: str = "resnet20_cifar10") -> Path:
         >>> engine.input_shape, engine.info.classes[3]
         ((3, 32, 32), 'cat')
     """
-    folder = Path(str(resources.files("fastslow") / "pretrained" / "packed"))
+    folder = PRETRAINED / "packed"
     there = sorted(path.stem for path in folder.glob("*.safetensors"))
     if name not in there:
         raise ValueError(f"no packed network {name!r} is shipped; there is {', '.join(there) or 'none'}")

@@ -6,6 +6,7 @@ docs/research.md.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 
@@ -19,20 +20,16 @@ class Retired:
     file: str
 
 
-def _rework(name: str, hypothesis: str, change: str, key: str) -> Retired:
-    """The first form of fsg-plus. Another method has this name now, and shares the key of the run with defaults."""
-    return Retired(name, hypothesis, change, f"fsg-plus-rework/fsg-plus-adam-seed0-{key}.json")
+def _of(folder: str, name: str, hypothesis: str, change: str, key: str) -> Retired:
+    return Retired(name, hypothesis, change, f"{folder}/fsg-plus-adam-seed0-{key}.json")
 
 
-def _composed(name: str, hypothesis: str, change: str, key: str) -> Retired:
-    """Other papers' ways back, on top of fsg-plus and instead of it."""
-    return Retired(f"fsg-plus-{name}", hypothesis, change, f"fsg-plus-composed/fsg-plus-adam-seed0-{key}.json")
-
-
-def _gated(name: str, hypothesis: str, change: str, key: str) -> Retired:
-    """What fsg-plus adds to a gradient, multiplied by a factor of each weight."""
-    return Retired(f"fsg-plus-{name}", hypothesis, change, f"fsg-plus-gate/fsg-plus-adam-seed0-{key}.json")
-
+# The first form of fsg-plus. Another method has this name now, and shares the key of the run with defaults.
+_rework = functools.partial(_of, "fsg-plus-rework")
+# Other papers' ways back, on top of fsg-plus and instead of it.
+_composed = functools.partial(_of, "fsg-plus-composed")
+# What fsg-plus adds to a gradient, multiplied by a factor of each weight.
+_gated = functools.partial(_of, "fsg-plus-gate")
 
 RETIRED = (
     _rework("fsg-plus", "An update reworked by what the next batches say of it.", "all defaults", "c21ae40edab1"),
@@ -48,18 +45,31 @@ RETIRED = (
     ),
     _rework("fsg-plus-0.2", "A smaller change is a safer one.", "rho 0.2 instead of 0.5", "42cb4e4eba10"),
     _rework("fsg-plus-1.0", "A larger one has more to say.", "rho 1.0 instead of 0.5", "eecc6066fd72"),
-    _composed("ede", "IR-Net's backward lets bits far from the threshold rest.", "its derivative", "40dd598d297a"),
-    _composed("ede-alone", "That backward without the curvature.", "its derivative, strength 0", "9f7d64e777f6"),
-    _composed("reste", "ReSTE's backward favours weights near the threshold.", "its derivative", "4887d49d25e4"),
-    _composed("reste-alone", "That backward without the curvature.", "its derivative, strength 0", "530ab71b257c"),
     _composed(
-        "twin", "SURGE's float twin says more of what the layers below should do.", "a tenth of it", "5d5ee5ed020e"
+        "fsg-plus-ede", "IR-Net's backward lets bits far from the threshold rest.", "its derivative", "40dd598d297a"
     ),
-    _composed("twin-alone", "The twin without the curvature.", "a tenth of it, strength 0", "01789fa7c150"),
-    _gated("rising", "Bits that look around first and settle later.", "strength from 0.1 to 2.5", "a4737225ccd3"),
-    _gated("falling", "The opposite.", "strength from 2.5 to 0.1", "a39f83bd8f6c"),
+    _composed(
+        "fsg-plus-ede-alone", "That backward without the curvature.", "its derivative, strength 0", "9f7d64e777f6"
+    ),
+    _composed(
+        "fsg-plus-reste", "ReSTE's backward favours weights near the threshold.", "its derivative", "4887d49d25e4"
+    ),
+    _composed(
+        "fsg-plus-reste-alone", "That backward without the curvature.", "its derivative, strength 0", "530ab71b257c"
+    ),
+    _composed(
+        "fsg-plus-twin",
+        "SURGE's float twin says more of what the layers below should do.",
+        "a tenth of it",
+        "5d5ee5ed020e",
+    ),
+    _composed("fsg-plus-twin-alone", "The twin without the curvature.", "a tenth of it, strength 0", "01789fa7c150"),
     _gated(
-        "learned",
+        "fsg-plus-rising", "Bits that look around first and settle later.", "strength from 0.1 to 2.5", "a4737225ccd3"
+    ),
+    _gated("fsg-plus-falling", "The opposite.", "strength from 2.5 to 0.1", "a39f83bd8f6c"),
+    _gated(
+        "fsg-plus-learned",
         "A gate learned once, on small tasks, serves a larger network.",
         "six coefficients of progress, distance and consistency",
         "7933501246da",

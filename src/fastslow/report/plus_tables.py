@@ -5,14 +5,18 @@ from __future__ import annotations
 from ..recipes import plus
 from ..recipes.base import PAPER_EPOCHS
 from .document import Table
-from .results import Results
+from .results import Group, Results
 from .tables import STE
 from .words import NONE, data_name, difference, group_value, model_name, pair_words, protocol_name
 
 
+def _groups(results: Results) -> dict[str, Group]:
+    return {setting.name: results.group(setting) for setting in plus.settings()}
+
+
 def plus_table(results: Results) -> Table:
     """fsg-plus and STE, pair by pair, with the time that both took."""
-    groups = {s.name: results.group(s) for s in plus.settings()}
+    groups = _groups(results)
     rows = []
     for name, group in groups.items():
         model, protocol, method = name.split("/")
@@ -39,7 +43,7 @@ def plus_table(results: Results) -> Table:
 
 def plus_recipes_table(results: Results) -> Table:
     """fsg-plus on its recipe against STE on each: what suits one may not suit the other."""
-    groups = {s.name: results.group(s) for s in plus.settings()}
+    groups = _groups(results)
     model, protocol = plus.NETWORKS[0][0], "adam-strong"
     ours = groups[f"{model}/{protocol}/fsg-plus"]
     rows = []
@@ -55,7 +59,7 @@ def plus_recipes_table(results: Results) -> Table:
 
 def plus_short_table(results: Results) -> Table:
     """fsg-plus in fewer epochs against STE in all of them. Seeds are shared, the number of epochs is not."""
-    groups = {s.name: results.group(s) for s in plus.settings()}
+    groups = _groups(results)
     rows = []
     for model, data, _ in plus.SHORTENED:
         short, ours, full = (

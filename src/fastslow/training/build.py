@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from .. import models
 from ..convert import binarize_, first_and_last
 from ..data import AnyBatches, Dataset, batches_of, default_workers
+from ..files import PRETRAINED
 from ..methods import METHODS
 from ..weights import load_strictly, load_weights
 from .config import FIRST_AND_LAST, NONE, SHIPPED, RunConfig
@@ -22,11 +22,10 @@ from .ranks import Ranks
 
 def shipped_weights(model: str, data: str) -> Path:
     """The float network that comes with the package for this model and data set."""
-    folder = Path(str(resources.files("fastslow") / "pretrained"))
     name = f"{model}_{'cifar10' if data == 'mini' else data}"  # the mini set is a part of CIFAR-10
-    path = folder / f"{name}.safetensors"
+    path = PRETRAINED / f"{name}.safetensors"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in folder.glob("*.safetensors"))) or "none"
+        there = ", ".join(sorted(p.stem for p in PRETRAINED.glob("*.safetensors"))) or "none"
         raise ValueError(
             f"no float weights are shipped for {model} on {data} (shipped: {there}); "
             "train them with `fastslow pretrain`, give a path, or start from scratch with --weights none"

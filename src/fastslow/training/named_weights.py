@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from importlib import resources
 from pathlib import Path
+
+from ..files import PRETRAINED
 
 PREFIX = "name:"
 VARIABLE = "FASTSLOW_WEIGHTS"  # folders, separated as in PATH
@@ -18,7 +19,7 @@ VARIABLE = "FASTSLOW_WEIGHTS"  # folders, separated as in PATH
 def search_path() -> list[Path]:
     """Where names are looked up, first the folders that the user gave."""
     given = [Path(entry) for entry in os.environ.get(VARIABLE, "").split(os.pathsep) if entry]
-    return [*given, Path(str(resources.files("fastslow") / "pretrained"))]
+    return [*given, PRETRAINED]
 
 
 def find_weights(weights: str) -> Path:
