@@ -15,11 +15,10 @@ from reference import BINARY, TinyNet, bits, calibration, hat
 class Twin:
     """Trains a float net's binary version step by step."""
 
-    def __init__(self, net: TinyNet, fields: dict[str, Any], make_base, total: int = 0) -> None:
+    def __init__(self, net: TinyNet, fields: dict[str, Any], make_base) -> None:
         self.net = copy.deepcopy(net)
         self.base = make_base(self.net.parameters())
         self.f, self.t = fields, 0
-        self.total = total  # steps of the whole training
         self.v = dict.fromkeys(BINARY, 0.0)
         self.turned = dict.fromkeys(BINARY, 0.0)
         self.expected = dict.fromkeys(BINARY, 0.0)
@@ -55,9 +54,6 @@ class Twin:
         gradients = self.straight_through(x, y)
         self.t += 1
         k, decay = self.factors(), self.f["decay"]
-        strength = self.f["strength"]
-        if self.f["ramp"]:
-            strength *= min((self.t - 1) / self.total / self.f["ramp"], 1)
         for n, g in gradients.items():
             w = self.weight(n).detach()
             self.v[n] = decay * self.v[n] + (1 - decay) * g**2
@@ -68,6 +64,6 @@ class Twin:
             self.turned[n] = decay * self.turned[n] + float((r * s * g)[near].sum())
             self.expected[n] = decay * self.expected[n] + float((r**2 * v)[near].sum())
             offset = -s * r if self.f["secant"] else w.tanh() - s * r
-            added = strength * k[n] * v * offset
+            added = self.f["strength"] * k[n] * v * offset
             self.weight(n).grad = g + added
         self.base.step()

@@ -22,13 +22,13 @@ BASES = {
 }
 
 
-def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", total=None, **fields):
+def setting(base: str = "adam", dtype: torch.dtype = torch.float64, method: str = "fsg-plus", **fields):
     net, data = tiny_task(seed=3)
     net.to(dtype)
     if method == "fsg-plus":
         fields = {"band": 1.0, **fields}
     fs.binarize_(net, method, skip="out", **fields)
-    return net, fs.optimizer(net, BASES[base](net.parameters()), total), [(x.to(dtype), y) for x, y in data]
+    return net, fs.optimizer(net, BASES[base](net.parameters())), [(x.to(dtype), y) for x, y in data]
 
 
 def train(net: nn.Module, optimizer: fs.BinaryOptimizer, data: list[tuple[Tensor, Tensor]]) -> None:
@@ -48,14 +48,13 @@ def weights(net: nn.Module) -> Tensor:
         ("adam", {}),
         ("sgd", {"strength": 3.0, "decay": 0.9}),
         ("adam", {"band": 0.4, "decay": 0.0, "secant": False}),
-        ("adam", {"strength": 2.0, "ramp": 0.6}),
     ],
 )
 def test_twelve_steps_equal_the_slow_twin(base, fields):
-    net, optimizer, data = setting(base, total=len(tiny_task(seed=3)[1]), **fields)
+    net, optimizer, data = setting(base, **fields)
     driver = optimizer.drivers[0]
     plain, _ = tiny_task(seed=3)
-    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base], len(data))
+    twin = Twin(plain, dataclasses.asdict(driver.method), BASES[base])
     known = 0
     for t, batch in enumerate(data):
         known += twin.factors()[BINARY[0]] > 0
@@ -82,12 +81,6 @@ def test_it_is_exactly_ste_until_something_is_known(dtype):
     assert torch.equal(weights(first), weights(learning))
     train(learning, optimizer, data[1:6])
     assert not torch.equal(weights(straight), weights(learning))
-
-
-def test_a_ramp_needs_to_know_how_long_the_training_is():
-    with pytest.raises(ValueError, match=r"^fsg-plus follows a schedule; write fs\.optimizer.*total_steps"):
-        setting(ramp=1.0)
-    setting()
 
 
 class Quadratic(nn.Module):
@@ -233,7 +226,6 @@ def test_accumulation_equals_one_batch():
         ({"strength": -1.0}, "^strength=-1.0: it can't be negative"),
         ({"decay": 1.0}, "^decay=1.0: give a number from 0"),
         ({"band": 0.0}, "^band=0.0: give a positive number"),
-        ({"ramp": 1.5}, "^ramp=1.5: give a share of the training, from 0 to 1"),
     ],
 )
 def test_bad_fields_are_refused(fields, sentence):

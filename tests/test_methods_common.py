@@ -269,11 +269,10 @@ def test_refuses_with_a_sentence(row):
         type(module).__name__ == f"Binary{kind}" for module, kind in ((model.conv, "Conv2d"), (model.out, "Linear"))
     )
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduled = method().scheduled  # a field may decide
-    if scheduled:
+    if method.scheduled:
         with pytest.raises(ValueError, match=rf"^{row.name} (follows a schedule|does work once an epoch); write "):
             fs.optimizer(model, base)
-    if scheduled or method.needs_wrapper:
+    if method.scheduled or method.needs_wrapper:
         x, y = toy_data()
         with pytest.raises(RuntimeError, match="without its optimizer wrapper"):
             F.cross_entropy(model(x), y).backward()

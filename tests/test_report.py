@@ -13,13 +13,15 @@ from xml.etree import ElementTree
 import pytest
 
 from fastslow.recipes import RECIPES
+from fastslow.report import plus_tables
+from fastslow.report.document import Section, Table
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
 from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
-from fastslow.report.plus_tables import plus_recipes_table, plus_short_table, plus_table
 from fastslow.report.results import Results, reference
 from fastslow.report.small_tables import overhead_table
 from fastslow.report.statistics import Paired, mean
+from fastslow.report.step_table import BENCHMARKS, step_table
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
 from fastslow.report.tables import (
     harness_table,
@@ -179,6 +181,31 @@ def test_overhead_takes_only_runs_that_were_alone(made_up: Path, tmp_path: Path)
     assert overhead_table(Results(tmp_path / "shared")).rows[0][3] == NOT_RUN
 
 
+def test_rows_that_were_not_run_can_be_named_below() -> None:
+    rows = (("a", "x", "1"), ("a", "y", NOT_RUN), ("b", "x", NOT_RUN), ("b", "y, z", NOT_RUN))
+    table = Table("t", ("A", "B", "C"), rows, labels=2, note="A note.")
+    assert table.only_run() == Table("t", ("A", "B", "C"), rows[:1], 2, "Not run: a (y); b (x / y, z). A note.")
+    narrow = Table("t", ("A", "B"), (("a", NOT_RUN), ("b", NOT_RUN))).only_run()
+    assert (narrow.rows, narrow.note) == ((), "Not run: a; b.")
+    assert "<b>t.</b> Not run: a; b." in render_html("x", [], [Section("s", "S", "", (narrow,))])
+    whole = Table("t", ("A", "B"), (("a", "1"),))
+    assert whole.only_run() is whole
+
+
+def test_what_a_step_costs_comes_from_the_benchmarks(tmp_path: Path) -> None:
+    assert step_table(Results(tmp_path)).note == "Steps: not run."
+    row = {"model": "resnet20", "method": "ste", "ms": 2.0, "ratio": 1.0, "peak_mib": 100.4}
+    unknown = {**row, "method": "whole history"}
+    deep = {"model": "resnet56", "method": "fsg", "ms": 9.004, "ratio": 4.5, "peak_mib": 200}
+    (tmp_path / "benchmarks").mkdir()
+    for name, found in zip(BENCHMARKS, ([deep], [row, unknown]), strict=True):
+        (tmp_path / "benchmarks" / f"{name}.json").write_text(json.dumps({"rows": found}))
+    assert step_table(Results(tmp_path)).rows == (
+        ("ResNet-56", "FSG", "9.00", "4.50×", "4.6×", "200"),
+        ("ResNet-20", "STE", "2.00", "1.00×", "–", "100"),
+    )
+
+
 def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
     shutil.copytree(made_up, tmp_path / "results")
     write_synthetic(tmp_path / "results", "table1-variants", "resnet20/adam-all/ste", 3, ste=89.8)
@@ -204,7 +231,7 @@ def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
 
 def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     write_synthetic(tmp_path, "plus", "resnet20/adam-strong/", 5, ste=91.0, fsg_plus=92.0)
-    rows = {row[0]: row for row in plus_table(Results(tmp_path)).rows}
+    rows = {row[0]: row for row in plus_tables.plus_table(Results(tmp_path)).rows}
     row = rows["ResNet-20, CIFAR-10, Adam, cosine, teacher, cutout"]
     assert row[3] == "5"
     assert re.fullmatch(r"\+[01]\.\d\d \[.*\]", row[4])
@@ -214,19 +241,20 @@ def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     (shown,) = headline(Results(tmp_path)).rows
     assert (shown[1], shown[-1]) == ("FSG-plus", "better than STE")
     write_synthetic(tmp_path, "plus", "resnet20/adam-distill/ste", 5, ste=91.9)
-    same, easier = plus_recipes_table(Results(tmp_path)).rows
+    same, easier = plus_tables.plus_recipes_table(Results(tmp_path)).rows
     assert (same[0], easier[0]) == ("Adam, cosine, teacher, cutout", "Adam, cosine, teacher")
     assert same[2:] == row[4:6]
     assert float(easier[2].split()[0]) < float(same[2].split()[0])
     write_synthetic(tmp_path, "plus", "resnet20/adam-short/fsg-plus", 5, fsg_plus=92.5)
-    shortened = plus_short_table(Results(tmp_path)).rows[0]
+    shortened = plus_tables.plus_short_table(Results(tmp_path)).rows[0]
     assert shortened[:2] == ("ResNet-20, CIFAR-10", NOT_RUN)
     assert float(shortened[4].split()[0]) > 0
     assert shortened[5].endswith("n = 5")
-    alone = readme_table(Results(tmp_path)).rows[-1]  # STE on the recipe that may suit it better
-    assert "teacher" in alone[0]
-    assert "cutout" not in alone[0]
-    assert alone[1:3] == ("STE", "5")
+    assert readme_table(Results(tmp_path)).rows == ()  # the paper's protocol alone
+    (short,) = plus_tables.readme_table(Results(tmp_path)).rows  # nothing where STE wasn't run on the same recipe
+    assert short[:2] == ("ResNet-20, CIFAR-10", "Adam, cosine, teacher, cutout")
+    assert (short[3:6], short[7]) == ((row[1], row[2], row[4]), "5")
+    assert row[5].startswith(short[6])
 
 
 def test_words() -> None:

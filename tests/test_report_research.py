@@ -54,6 +54,9 @@ def test_the_retired_runs_are_those_that_were_recorded() -> None:
         "fsg-plus-rising": {**today, "gate": [-1.6, 3.2, 0.0, 0.0, 0.0, 0.0]},
         "fsg-plus-falling": {**today, "gate": [1.6, -3.2, 0.0, 0.0, 0.0, 0.0]},
         "fsg-plus-learned": {**today, "gate": [0.5826, 1.3356, -1.0795, 1.9204, 0.7449, 2.0595]},
+        "fsg-plus-ramp": {**today, "ramp": 1.0},
+        "fsg-plus-ramp-1": {**today, "strength": 1.0, "ramp": 1.0},
+        "fsg-plus-ramp-1-float": {**today, "strength": 1.0, "ramp": 1.0},
     }
     kinds = {tuple(config[name] for name in ("method", "epochs", "seed", "holdout")) for config in configs.values()}
     assert kinds == {("fsg-plus", 30, 0, 5000)}

@@ -268,12 +268,13 @@ def test_other_float_weights_are_another_run(
     assert sorted(names) == [run.stem, f"{run.stem}-from-{digest[:8]}"]
 
 
-def test_retired_runs_are_not_runs_of_today(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
+def test_retired_and_repeated_runs_are_not_runs_of_today(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
     (run,) = runs_of(1)
     retired = tmp_path / "results" / "retired" / "some-idea"
     record = {"config": run.config.to_dict(), "conditions": {}, "curve": {}}
     write_record(retired / f"{run.stem}.json", record)
     write_record(retired / "gone-adam-seed0-0123456789ab.json", {**record, "config": {"of": "another time"}})
+    write_record(tmp_path / "results" / "repeated" / f"{run.stem}.json", record)
     assert list(read_records(tmp_path / "results")) == []
     assert make_grid([run]).survey().finished_before == []
     # The folder counts, not what a path above it is called.

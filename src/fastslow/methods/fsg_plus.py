@@ -22,9 +22,6 @@ What is added to a gradient is ``-strength k v s r``, which makes it the slope f
 lies, or without ``secant`` ``strength k v (tanh W - s r)``, which makes it that at the weight itself. If gradients of
 single images are independent and the network's probabilities right, k is the batch size in theory. As long as nothing
 is known k is 0: the first step is exactly that of ``ste``.
-
-With a ``ramp`` the strength grows from 0, in proportion to the share of the training done, and is all there when that
-share is ``ramp``: bits that start at random have to try both sides before the curvature holds them.
 """
 
 from __future__ import annotations
@@ -56,7 +53,6 @@ class FSGPlus(RememberingMethod):
     decay: float = 0.999  # of the memory, a step
     band: float = 0.1  # weights nearer to the threshold than this share of the layer's mean |W| tell the curvature
     secant: bool = True  # the slope from bit to bit, wherever the weight lies; else the gradient at the weight itself
-    ramp: float = 0.0  # share of the training over which the strength grows from 0; 0: all of it from the start
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:
@@ -65,12 +61,6 @@ class FSGPlus(RememberingMethod):
             raise ValueError(f"decay={self.decay}: give a number from 0 up to, not including, 1")
         if not self.band > 0:
             raise ValueError(f"band={self.band}: give a positive number")
-        if not 0 <= self.ramp <= 1:
-            raise ValueError(f"ramp={self.ramp}: give a share of the training, from 0 to 1")
-
-    @property
-    def scheduled(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.ramp > 0
 
     def driver(self, slots: list[Slot]) -> FSGPlusDriver:
         return FSGPlusDriver(self, slots)
@@ -110,7 +100,7 @@ class FSGPlusDriver(FlatDriver):
         rows = slice(None) if len(active) == len(self.slots) else torch.tensor(active, device=self.device)
         sums = torch.stack([kept["turned"][rows], kept["expected"][rows]])
         # From earlier steps: the noise of this one is not in it.
-        k = repeated(self._strength() * factors(*sums), sizes)
+        k = repeated(self.method.strength * factors(*sums), sizes)
         steps = kept["steps"][rows] + 1
         squares = kept["squares"][columns].lerp(g * g, 1 - self.method.decay)
         v = squares / repeated(1 - self.method.decay**steps, sizes)
@@ -124,12 +114,6 @@ class FSGPlusDriver(FlatDriver):
         kept["turned"][rows], kept["expected"][rows] = self.method.decay * sums + found
         kept["steps"][rows], kept["squares"][columns] = steps, squares
         return added
-
-    def _strength(self) -> float | Tensor:
-        if not self.method.ramp:
-            return self.method.strength
-        progress = self.slots[0].layer._progress.to(self.dtype)
-        return self.method.strength * (progress / self.method.ramp).clamp_max(1)
 
     def metrics(self) -> dict[str, float]:
         """``curvature``: the mean factor k, the batch size in theory; ``push``: size of the curvature's part.

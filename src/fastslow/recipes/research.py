@@ -160,25 +160,6 @@ HARDER = (
     Idea("scratch", "No float network to start from.", _SCRATCH, "cutout/ste"),
     _plus("0.5", "What has far to go gains more.", "scratch", _SCRATCH, strength=0.5, secant=True),
     _plus("0.25", "Random bits need less of it.", "scratch", _SCRATCH, strength=0.25, secant=True),
-    _plus(
-        "ramp",
-        "They have to try both sides before the curvature holds them.",
-        "scratch",
-        _SCRATCH,
-        strength=0.5,
-        secant=True,
-        ramp=1.0,
-    ),
-    _plus("ramp-1", "The same, up to all of it.", "scratch", _SCRATCH, strength=1.0, secant=True, ramp=1.0),
-    _plus(
-        "ramp-1",
-        "A float network's bits may try first, too.",
-        "distill-cutout",
-        _HARDER,
-        strength=1.0,
-        secant=True,
-        ramp=1.0,
-    ),
 )
 
 

@@ -30,6 +30,8 @@ _rework = functools.partial(_of, "fsg-plus-rework")
 _composed = functools.partial(_of, "fsg-plus-composed")
 # What fsg-plus adds to a gradient, multiplied by a factor of each weight.
 _gated = functools.partial(_of, "fsg-plus-gate")
+# Its strength, in proportion to the share of the training done.
+_ramped = functools.partial(_of, "fsg-plus-ramp")
 
 RETIRED = (
     _rework("fsg-plus", "An update reworked by what the next batches say of it.", "all defaults", "c21ae40edab1"),
@@ -73,5 +75,15 @@ RETIRED = (
         "A gate learned once, on small tasks, serves a larger network.",
         "six coefficients of progress, distance and consistency",
         "7933501246da",
+    ),
+    _ramped(
+        "fsg-plus-ramp",
+        "Random bits have to try both sides before the curvature holds them.",
+        "from scratch, strength from 0 to 0.5",
+        "09ec932008e1",
+    ),
+    _ramped("fsg-plus-ramp-1", "The same, up to all of it.", "from scratch, strength from 0 to 1", "d49a1e37578f"),
+    _ramped(
+        "fsg-plus-ramp-1-float", "A float network's bits may try first, too.", "strength from 0 to 1", "a352a4a3d8d7"
     ),
 )

@@ -45,7 +45,8 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    note = f'<p class="note">{_prose(table.note)}</p>' if table.note else ""
+    title = f"<b>{escape(table.title)}.</b> " if table.title and not table.rows else ""
+    note = f'<p class="note">{title}{_prose(table.note)}</p>' if table.note else ""
     if not table.rows:
         return note
     head = "".join(f"<th{_left(i, table)}>{escape(name)}</th>" for i, name in enumerate(table.columns))

@@ -36,7 +36,7 @@ def table(rows: list[MethodInfo]) -> list[str]:
     """One line a method."""
     lines = ["| method | family | inputs | schedule | paper | in a sentence |", "|---|---|---|---|---|---|"]
     for row in rows:
-        schedule = ("epoch" if row.cls.per_epoch else "step") if row.cls().scheduled else "-"
+        schedule = ("epoch" if row.cls.per_epoch else "step") if row.cls.scheduled else "-"
         cells = (anchor(row.name), row.family, _inputs(row), schedule, row.paper, row.summary.replace("|", "\\|"))
         lines.append(f"| {' | '.join(cells)} |")
     return lines

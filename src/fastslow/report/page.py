@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files import write_atomically
 from ..recipes import table1, table2
-from . import figures, plus_tables, research, small_tables, tables
+from . import figures, plus_tables, research, small_tables, step_table, tables
 from .diagnosis import diagnosis_sections
 from .document import Section, Table
 from .html import render_html
@@ -59,7 +59,9 @@ RETIRED = ("<!-- retired: made by `fastslow report` -->", "<!-- end of retired -
 
 def update_readme(results: Path, readme: Path) -> None:
     """Put the summary between the two marks of a README."""
-    _put_between(readme, (BEGIN, END), "the summary", render_table(tables.readme_table(Results(results))))
+    found = Results(results)
+    shown = (plus_tables.readme_table(found), tables.readme_table(found))
+    _put_between(readme, (BEGIN, END), "the summary", "\n\n".join(render_table(table) for table in shown))
 
 
 def update_research(results: Results, page: Path) -> None:
@@ -97,12 +99,12 @@ def build(results: Results) -> list[Section]:
             "harness",
             "Check of the harness",
             "With MetaQuant's protocol, all layers binary, our runs should end where its published logs do.",
-            (tables.harness_table(results),),
+            (tables.harness_table(results).only_run(),),
         ),
         *_main(results, "table1", "Table 1: CIFAR-10", table1.settings(), _PAPER),
-        *_main(results, "table1-variants", "Table 1, other protocols", table1.variants(), _VARIANTS, folded=True),
+        *_main(results, "table1-variants", "Table 1, other protocols", table1.variants(), _VARIANTS, variants=True),
         *_main(results, "table2", "Table 2: CIFAR-100", table2.settings(), _PAPER + _LR),
-        *_main(results, "table2-variants", "Table 2, other protocols", table2.variants(), _VARIANTS, folded=True),
+        *_main(results, "table2-variants", "Table 2, other protocols", table2.variants(), _VARIANTS, variants=True),
         Section(
             "table3",
             "Table 3: the slow-net",
@@ -124,9 +126,9 @@ def build(results: Results) -> list[Section]:
             "table sets it against the recipe that suits STE better, the third against STE with more epochs: pairs "
             "share their seeds there, not the recipe.",
             (
-                plus_tables.plus_table(results),
+                plus_tables.plus_table(results).only_run(),
                 plus_tables.plus_recipes_table(results),
-                plus_tables.plus_short_table(results),
+                plus_tables.plus_short_table(results).only_run(),
                 *figures.plus_curves(results),
             ),
         ),
@@ -135,15 +137,18 @@ def build(results: Results) -> list[Section]:
             "Other methods on their own recipes",
             "What the methods of Table 4, and newer ones, reach when they are trained as published, and when all of "
             "them are trained alike.",
-            (small_tables.published_recipes_table(results), small_tables.common_recipe_table(results)),
+            (
+                small_tables.published_recipes_table(results).only_run(),
+                small_tables.common_recipe_table(results).only_run(),
+            ),
             folded=True,
         ),
         Section(
             "overhead",
             "Overhead",
             "Time of the training steps, without evaluation. The paper's rows “FCGrad” and “ReSTE” are the fast-net "
-            "alone and the whole of FSG; its GPU was another one, so compare the factors.",
-            (small_tables.overhead_table(results),),
+            "alone (MultiFC) and the whole of FSG; its GPU was another one, so compare the factors.",
+            (step_table.step_table(results), small_tables.overhead_table(results).only_run()),
         ),
         Section(
             "curves",
@@ -189,7 +194,7 @@ def build(results: Results) -> list[Section]:
             "Learning rates of STE with SGD",
             "The tuned rates of Table 1's variants are 0.1, and 0.01 with momentum. This sweep, without a look at the "
             "test set, has to agree.",
-            (small_tables.lr_table(results),),
+            (small_tables.lr_table(results).only_run(),),
             folded=True,
         ),
         Section(
@@ -207,8 +212,8 @@ def build(results: Results) -> list[Section]:
 
 
 _TRACEABLE = (
-    "Every number under “ours” comes from a file there, listed at the end with its conditions. A row without runs says "
-    "“not run”."
+    "Every number under “ours” comes from a file there, listed at the end with its conditions. What wasn't run is "
+    "said, in its row or below the table."
 )
 _METRICS = (
     "Accuracies are percent on the official test set. Ours: mean ± standard deviation over the seeds, of the last "
@@ -234,9 +239,11 @@ _VARIANTS = (
 
 
 def _main(
-    results: Results, name: str, title: str, settings: list[tables.Setting], lead: str, folded: bool = False
+    results: Results, name: str, title: str, settings: list[tables.Setting], lead: str, variants: bool = False
 ) -> list[Section]:
-    sections = [Section(name, title, lead, tuple(tables.main_tables(results, settings)), folded)]
+    """The paper's own protocol has its values beside each row, run or not; of variants only what was run is shown."""
+    found = tables.main_tables(results, settings)
+    sections = [Section(name, title, lead, tuple(t.only_run() for t in found) if variants else tuple(found), variants)]
     for epochs, squeezed in tables.other_lengths(results, settings):
         sections.append(
             Section(
@@ -244,7 +251,7 @@ def _main(
                 f"{title.split(':')[0]} with {epochs} epochs",
                 f"A variant: the same schedule squeezed into {epochs} epochs. Only settings that were run.",
                 tuple(tables.main_tables(results, squeezed)),
-                folded,
+                variants,
             )
         )
     return sections

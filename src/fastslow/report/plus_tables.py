@@ -7,7 +7,7 @@ from ..recipes.base import PAPER_EPOCHS
 from .document import Table
 from .results import Group, Results
 from .tables import STE
-from .words import NONE, data_name, difference, group_value, model_name, pair_words, protocol_name
+from .words import NONE, data_name, difference, group_value, model_name, p_value, pair_words, protocol_name
 
 
 def _groups(results: Results) -> dict[str, Group]:
@@ -39,6 +39,34 @@ def plus_table(results: Results) -> Table:
     columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")
     columns = (*columns, "Training loss, FSG-plus / STE", "Time, times STE")
     return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
+
+
+def readme_table(results: Results) -> Table:
+    """The same in short, one row a recipe that both were run on, behind the float network that they start from."""
+    groups = _groups(results)
+    rows = []
+    for name, group in groups.items():
+        model, protocol, method = name.split("/")
+        ste = groups[f"{model}/{protocol}/{STE}"]
+        against = group.against(ste)
+        if method == STE or against is None:
+            continue
+        start = results.float_accuracies.get(group.start or "")
+        rows.append(
+            (
+                f"{model_name(model)}, {data_name(group.setting.config.data)}",
+                protocol_name(protocol),
+                NONE if start is None else f"{start:.2f}",
+                group_value(ste),
+                group_value(group),
+                difference(against),
+                NONE if against.p is None else p_value(against.p),
+                str(against.n),
+            )
+        )
+    columns = ("1-bit weights", "Recipe", "Float", "STE", "FSG-plus", "Difference [95 %]", "Paired t-test", "n")
+    note = "" if rows else "No recipe has runs of both yet."
+    return Table("Our gradient, FSG-plus: test accuracy, last epoch", columns, tuple(rows), labels=2, note=note)
 
 
 def plus_recipes_table(results: Results) -> Table:

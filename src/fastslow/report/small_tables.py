@@ -145,7 +145,7 @@ def float_table(results: Results) -> Table:
             (
                 f"{model_name(model)}, {data_name(data)}",
                 f"{paper[model]:.2f}",
-                NOT_RUN if start is None else f"{start:.2f}",
+                NONE if start is None else f"{start:.2f}",
                 group_value(group),
                 f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
             )

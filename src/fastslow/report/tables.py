@@ -14,7 +14,6 @@ from .results import Group, Results, reference
 from .words import (
     METHOD_ORDER,
     NONE,
-    NOT_RUN,
     data_name,
     difference,
     group_value,
@@ -27,7 +26,6 @@ from .words import (
 )
 
 STE = "ste"
-ALONE = 5  # seeds of STE that are shown without another method beside them
 _COLUMNS = (
     "Training",
     "Method",
@@ -62,7 +60,7 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
     title = f"{model_name(model)}, {data_name(data)}"
     note = (
         f"Float network: {paper['float'][model]:.2f} in the paper; MetaQuant's published weights: "
-        f"{NOT_RUN if published_float is None else f'{published_float:.2f}'}; pretrained by us: "
+        f"{NONE if published_float is None else f'{published_float:.2f}'}; pretrained by us: "
         f"{group_value(own_float)}. Beside a training stands the accuracy of the float weights its runs started from."
     )
     rows = []
@@ -210,15 +208,12 @@ def harness_table(results: Results) -> Table:
 
 
 def readme_table(results: Results) -> Table:
-    """STE and every learned method beside it, with n and time, narrow enough for a README.
-
-    STE also by itself where it has enough seeds: another recipe may suit it better than the one that is compared.
-    """
+    """The paper's protocol: STE and every learned method beside it, with n and time, narrow enough for a README."""
     rows = []
-    for model, protocol, groups in _by_protocol(results, _shown()):
+    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
         ste = groups.get(STE)
         learned = [g for name, g in groups.items() if ste is not None and name != STE and g.against(ste) is not None]
-        if ste is None or not (learned or ste.n >= ALONE):
+        if ste is None or not learned:
             continue
         for group in [ste, *in_table_order(learned)]:
             paper = published(model, protocol, group.method)
@@ -237,7 +232,8 @@ def readme_table(results: Results) -> Table:
             )
     accuracies = ("Test accuracy, last epoch", "Last 10", "Against STE, last epoch", "Paper")
     columns = ("1-bit weights", "Gradient", "n", *accuracies, "Minutes")
-    return Table("", columns, tuple(rows), labels=2, note="" if rows else "No setting has runs of both yet.")
+    note = "" if rows else "No setting has runs of both yet."
+    return Table("The paper's protocol, from a trained float network", columns, tuple(rows), labels=2, note=note)
 
 
 def verdict(found: Any, than: str = "STE") -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..recipes.research import Idea
+from .document import NOT_RUN
 from .results import Group
 from .statistics import Paired
 
-NOT_RUN = "not run"
 NONE = "–"
 
 _METHODS = {

@@ -18,6 +18,7 @@ from ..training.run import WEIGHTS, RunFolder
 
 HISTOGRAM_BINS = 40
 RETIRED_FOLDER = "retired"  # runs whose code is gone: a config there may look like that of a run of today
+REPEATED_FOLDER = "repeated"  # runs that were done a second time: the first one counts
 
 
 def record_path(results: Path, place: Path) -> Path:
@@ -27,7 +28,7 @@ def record_path(results: Path, place: Path) -> Path:
 def finished_starts(results: Path) -> dict[str, set[str]]:
     """Keys of the runs that ``results`` holds, in whatever folder below it, and the weights each was started from.
 
-    Retired runs are left out, see :func:`read_records`.
+    Retired and repeated runs are left out, see :func:`read_records`.
 
     Keys are computed from their configs, not read from their names: a config gets fields as the library grows, and a
     run recorded before has their defaults. Weights are told by their SHA-256, since a name may mean another file on
@@ -46,9 +47,9 @@ def told_by(digests: Mapping[str, Any]) -> str:
 
 
 def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """All recorded runs in a fixed order, without the retired ones."""
+    """All recorded runs in a fixed order, without the retired and the repeated ones."""
     for path in sorted(results.rglob("*-seed*-*.json")):
-        if path.name.startswith(".") or path.relative_to(results).parts[0] == RETIRED_FOLDER:
+        if path.name.startswith(".") or path.relative_to(results).parts[0] in (RETIRED_FOLDER, REPEATED_FOLDER):
             continue
         try:
             record = json.loads(path.read_text())
