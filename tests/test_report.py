@@ -262,7 +262,7 @@ def test_words() -> None:
     assert difference(found) == "−0.30 [−0.52, −0.08]"
     assert pair_words(found) == "p = 0.021, d = −1.9, n = 5"
     assert verdict(found) == "worse than STE"
-    assert verdict(Paired(5, 0.3, 0.2, 0.4, None, None)) == "no difference"
+    assert verdict(Paired(5, 0.3, 0.2, 0.4, None, None)) == "nothing"
     assert verdict(Paired(1, 0.3, None, None, None, None)) == "too few runs"
     assert pair_words(Paired(6, 1.0, 0.0001, 3.0, None, 0.03125)) == "p < 0.001, d = +3.0, Wilcoxon p = 0.031, n = 6"
     assert (signed(-0.001), signed(0.0), signed(2)) == ("0.00", "0.00", "+2.00")

@@ -241,7 +241,7 @@ def verdict(found: Any, than: str = "STE") -> str:
     if found is None or found.p is None:
         return "too few runs"
     if found.p >= 0.05:
-        return "no difference"
+        return "nothing"
     return f"{'better' if found.difference > 0 else 'worse'} than {than}"
 
 
