@@ -15,6 +15,7 @@ import pytest
 from fastslow.recipes import RECIPES
 from fastslow.report import plus_tables
 from fastslow.report.document import Section, Table
+from fastslow.report.figures import sweep_figures
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
 from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
@@ -329,6 +330,20 @@ def test_figures_are_well_formed_and_have_words(written: Path) -> None:
         assert len(root.attrib["aria-label"]) > 30
         assert root.findall(".//{http://www.w3.org/2000/svg}text")
         assert "nan" not in path.read_text()
+
+
+def test_a_sweep_with_fewer_epochs_is_a_figure_of_its_own(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "beta", "resnet20", 1)
+    (whole,) = sweep_figures(Results(tmp_path))
+    for path in sorted(tmp_path.rglob("*.json"))[:3]:
+        record = json.loads(path.read_text())
+        record["config"] |= {"epochs": 30, "step_epochs": 9}
+        path.write_text(json.dumps(record))
+    rest, short = sweep_figures(Results(tmp_path))
+    assert (whole.name, rest.name, short.name) == (*["sweep-beta-resnet20"] * 2, "sweep-beta-resnet20-30-epochs")
+    assert (whole.alt.count(": "), rest.alt.count(": "), short.alt.count(": ")) == (6, 3, 4)  # one is the variant's
+    assert ", 30 epochs" in short.title
+    assert ", 30 epochs" not in rest.title
 
 
 def test_markdown_tables_have_equal_columns(written: Path) -> None:
