@@ -92,6 +92,13 @@ def test_a_config_goes_to_json_and_back():
         config.lr = 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_whole_numbers_are_real_ones_too():
+    whole, real = RunConfig(lr=1, weight_decay=0, ema=0), RunConfig(lr=1.0, weight_decay=0.0, ema=0.0)
+    assert whole == real
+    assert whole.key == real.key
+    assert type(whole.lr) is float
+
+
 def test_keys_tell_configs_apart_and_stay_the_same():
     other: dict[str, Any] = {
         "model": "resnet8",

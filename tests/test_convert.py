@@ -7,11 +7,14 @@ import logging
 import pickle
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import fastslow as fs
-from fastslow.layers import BinaryConv2d, BinaryLinear
+from fastslow.layers import BinaryConv2d, BinaryLinear, Sign
+from fastslow.weights import load_strictly
 
 
 class Net(nn.Module):
@@ -106,13 +109,52 @@ def test_a_pattern_means_the_full_name():
     assert list(fs.binary_layers(net)) == ["layer1.conv1"]
 
 
-@pytest.mark.parametrize("prefix", ["module", "_orig_mod"])
-def test_prefixes_of_wrappers_do_not_count(prefix):
-    wrapped = nn.Module()
-    wrapped.add_module(prefix, Net())
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, AveragedModel, compiled, lambda net: compiled(nn.DataParallel(net))])
+def test_prefixes_of_wrappers_do_not_count(wrap, tmp_path):
+    wrapped = wrap(Net())
     report = fs.binarize_(wrapped, "ste", skip=["conv1", "fc"])
     assert report.converted == ("block.0",)
     assert type(fs.freeze(wrapped)) is Net
+    fs.save_weights(wrapped, tmp_path / "w.safetensors")
+    Net().load_state_dict(fs.load_weights(tmp_path / "w.safetensors"))
+    safetensors.torch.save_file({f"module.{k}": v for k, v in Net().state_dict().items()}, tmp_path / "w.safetensors")
+    Net().load_state_dict(fs.load_weights(tmp_path / "w.safetensors"))  # of a program that knows nothing of this
+
+
+def test_a_compiled_part_of_a_model_keeps_its_plain_name(tmp_path):
+    net = Net()
+    net.block = compiled(net.block)
+    assert fs.binarize_(net, "ste", skip=["conv1", "fc"]).converted == ("block.0",)
+    fs.save_weights(net, tmp_path / "w.safetensors")
+    Net().load_state_dict(fs.load_weights(tmp_path / "w.safetensors"))
+    load_strictly(net, fs.load_weights(tmp_path / "w.safetensors"), "w")
+
+
+class Doubled(nn.Module):
+    """A model of one's own whose only child happens to be called as a wrapper's."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.module = net
+
+    def forward(self, x):
+        return 2 * self.module(x)
+
+
+def test_a_child_that_is_called_module_is_no_wrapped_model(tmp_path):
+    torch.manual_seed(0)
+    net = Doubled(nn.Sequential(nn.Linear(3, 4), Doubled(nn.Linear(4, 4))))
+    assert fs.binarize_(net, "ste").converted == ("module.0", "module.1.module")
+    x = torch.randn(2, 3)
+    frozen = fs.freeze(net)
+    assert type(frozen) is Doubled
+    torch.testing.assert_close(frozen(x), net.eval()(x))
+    fs.save_weights(net, tmp_path / "w.safetensors")
+    net.load_state_dict(fs.load_weights(tmp_path / "w.safetensors"))
 
 
 def test_subclasses_attention_and_converted_layers_are_left_alone():
@@ -239,3 +281,12 @@ def test_learned_methods_refuse_one_weight_in_two_layers():
     assert type(net[0]) is nn.Linear, "a refused model stays as it was"
     fs.binarize_(net, "ste")
     assert isinstance(net[1], BinaryLinear)
+
+
+def test_signs_are_exactly_one_and_pass_the_gradient_between_the_bounds():
+    x = torch.cat([torch.randn(10_000), torch.tensor([0.0, 1.0, -1.0, 1.5])]).requires_grad_()
+    y = Sign()(x)
+    assert y.unique().tolist() == [-1.0, 1.0]
+    assert torch.equal(y > 0, x > 0)
+    y.sum().backward()
+    assert torch.equal(x.grad, (x.abs() <= 1).float())

@@ -196,6 +196,97 @@ def test_a_hook_is_refused(tmp_path: Path) -> None:
     model[1].register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedLayerError, match="1 has a forward hook"):
         pack(model, tmp_path / "a.safetensors", input_shape=(3, 2, 2))
+    other = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+    other[1].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    with pytest.raises(UnsupportedLayerError, match="1 has a forward hook"):
+        pack(other, tmp_path / "a.safetensors", input_shape=(3, 2, 2))
+    whole = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    whole.register_forward_pre_hook(lambda _module, inputs: (-inputs[0],))
+    with pytest.raises(UnsupportedLayerError, match="the model has a forward hook"):
+        pack(whole, tmp_path / "a.safetensors", input_shape=(3, 2, 2))
+
+
+class InPlace(nn.Module):
+    """Tensors that are read again after they were changed."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.clip = nn.Hardtanh(inplace=True)
+
+    def change(self, x: Tensor) -> Tensor:
+        forms = {
+            "layer": lambda: self.relu(x),
+            "clipped": lambda: self.clip(x),
+            "by name": lambda: F.relu(x, inplace=True),
+            "by place": lambda: F.relu(x, True),
+            "bounds": lambda: F.hardtanh(x, -0.5, 0.5, True),
+            "method": lambda: x.relu_(),
+            "dropout": lambda: F.dropout(x, training=False, inplace=True),
+        }
+        return forms[self.form]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.form == "sum":
+            y = self.conv(x)
+            z = x
+            z += y
+            return torch.flatten(x + y, 1)
+        if self.form == "statement":
+            F.relu(x, inplace=True)
+            return torch.flatten(self.conv(x) + x, 1)
+        if self.form in ("view", "viewed"):
+            flat = torch.flatten(x, 1)
+            self.relu(flat if self.form == "view" else x)
+            return torch.flatten(self.conv(x), 1) + flat
+        return torch.flatten(self.conv(self.change(x)) + x, 1)
+
+
+@pytest.mark.parametrize(
+    "form", ["layer", "clipped", "by name", "by place", "bounds", "method", "dropout", "sum", "statement"]
+)
+def test_what_is_changed_in_place_is_changed_for_all_who_read_it(form: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = randomize(InPlace(form))
+    fs.binarize_(model, "ste", only="conv")
+    check(model, (3, 6, 6), tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("form", ["view", "viewed"])
+def test_a_view_of_what_is_changed_is_refused(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedLayerError, match="in place that is also used in another shape"):
+        pack(InPlace(form).eval(), tmp_path / "a.safetensors", input_shape=(3, 6, 6))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "binary"), [(2, 1, ["1"]), (66, 2, ["0", "1"]), (6, 2, ["0", "1"]), (6, 3, ["0", "1"])]
+)
+def test_packed_signs_never_lie_where_something_else_lay(
+    channels: int, groups: int, binary: list[str], tmp_path: Path
+) -> None:
+    """Memory is used again by what has the same size; between packed signs there are bits that must stay 0."""
+    torch.manual_seed(0)
+    first, second = (nn.Conv2d(channels, channels, 3, padding=1, groups=g) for g in (1, groups))
+    model = nn.Sequential(first, second, nn.Flatten())
+    fs.binarize_(model, "bnn", only=binary)
+    check(model, (channels, 6, 6), tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("backend", available_backends())
+def test_a_maximum_of_what_is_no_number_is_none(backend: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2), nn.Flatten())
+    pack(model.eval(), tmp_path / "a.safetensors", input_shape=(1, 4, 4))
+    for place in range(4):  # in each corner of the window
+        x = torch.randn(1, 1, 4, 4)
+        x[0, 0, place // 2, place % 2] = np.nan
+        with torch.no_grad():
+            expected = np.isnan(model(x).numpy())
+        assert expected.sum() == 1
+        np.testing.assert_array_equal(np.isnan(load_packed(tmp_path / "a.safetensors", backend)(x.numpy())), expected)
 
 
 def test_a_frozen_model_packs_to_the_same_bits(tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ def test_mcdonnell_constant():
 def test_centring_over_the_input_channels():
     layer = nn.Conv2d(3, 2, 3)
     fs.binarize_(layer, "bwn", centre=True)
+    with pytest.raises(RuntimeError, match="without its optimizer wrapper"):
+        layer(torch.randn(1, 3, 4, 4)).sum().backward()
     optimizer = fs.optimizer(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
     layer.weight.grad = torch.randn_like(layer.weight)
     optimizer.step()
@@ -295,6 +297,25 @@ def test_proxquant_freezes():
     assert torch.equal(before, layer.weight.sign())
     assert torch.equal(before, layer.weight)
     assert torch.equal(layer.method.forward_weight(layer), layer.binary_weight)
+
+
+@pytest.mark.parametrize("freeze", [0.3, 0.6, 0.7, 0.9])
+def test_proxquant_freezes_in_the_epoch_that_it_says(freeze):
+    """Shares that float32, in which a layer knows the progress, holds a little too low."""
+    layer = linear("proxquant", W, freeze=freeze)
+    optimizer = fs.optimizer(layer, torch.optim.SGD(layer.parameters(), lr=1e-3), total_steps=10, epochs=10)
+    frozen = []
+    for _ in range(10):
+        layer.weight.grad = torch.ones_like(W)
+        optimizer.step()
+        frozen.append(torch.equal(layer.weight.abs(), torch.ones_like(W)))
+    assert frozen.index(True) == round(10 * freeze)
+
+
+def test_mirror_grows_at_every_increase():
+    method = fs.get_method("mirror")
+    found = [method.beta(torch.tensor(step / 500)).log() / math.log(1.02) for step in range(501)]
+    assert [round(float(n)) for n in found] == list(range(501))
 
 
 def test_mirror_gradient_has_no_tanh():

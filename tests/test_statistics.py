@@ -81,6 +81,7 @@ def test_pairs_that_say_nothing() -> None:
     single = paired([90.0], [89.0])
     assert (single.n, single.difference, single.p, single.effect) == (1, 1.0, None, None)
     assert paired([1.0, 2.0], [0.0, 1.0]).p is None
+    assert paired([90.1, 91.2, 92.3], [90.0, 91.1, 92.2]).p is None  # equal but for the last bits
     with pytest.raises(ValueError, match="pairs are needed: 2 and 1"):
         paired([1.0, 2.0], [1.0])
 
@@ -106,6 +107,8 @@ def test_wilcoxon_only_from_six_pairs_on() -> None:
     assert paired([float(i) for i in range(1, 6)], [0.0] * 5).wilcoxon is None
     assert paired([float(i) for i in range(1, 7)], [0.0] * 6).wilcoxon == pytest.approx(2 / 64)
     assert wilcoxon([0.0, 0.0]) is None
+    first, second = [90.1, 91.2, 92.3, 93.4, 94.0, 95.0], [90.0, 91.1, 92.2, 93.3, 94.1, 94.9]
+    assert paired(first, second).wilcoxon == pytest.approx(14 / 64)  # all of one size, one of them negative
 
 
 def test_mean_and_deviation() -> None:

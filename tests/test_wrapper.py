@@ -198,6 +198,43 @@ def test_a_frozen_layer_stays_and_takes_no_part(method):
         assert [slot.name for slot in optimizer.drivers[0].slots] == ["conv", "hidden"]
 
 
+@pytest.mark.parametrize("method", [name for name in FIELDS if name != "ste"])
+def test_a_layer_that_wakes_up_needs_a_new_wrapper(method):
+    net, data = tiny_task()
+    fs.binarize_(net, method, skip="out", **FIELDS[method])
+    net.grouped.weight.requires_grad_(False)
+    optimizer = fs.optimizer(net, torch.optim.Adam(net.parameters(), lr=0.01))
+    train(net, optimizer, data[:2])
+    net.grouped.weight.requires_grad_(True)
+    for other in (optimizer, pickle.loads(pickle.dumps((net, optimizer)))[1]):
+        with pytest.raises(RuntimeError, match=r"^grouped didn't train when fs\.optimizer was called"):
+            other.step()
+    optimizer = fs.optimizer(net, optimizer.base)
+    train(net, optimizer, data[2:6])
+    assert [slot.name for slot in optimizer.drivers[0].slots] == ["conv", "grouped", "hidden"]
+
+
+@pytest.mark.parametrize("method", LOOKAHEAD)
+def test_nobody_looks_ahead_of_a_step_that_does_not_come(method):
+    net, optimizer, data = setting(method)
+    train(net, optimizer, data[:6])
+    layers = list(fs.binary_layers(net).values())
+
+    def looks_ahead():
+        return [not torch.equal(layer.lookahead_weight(), layer.weight) for layer in layers]
+
+    assert all(looks_ahead())
+    for layer in layers:  # two phases: the binary layers are done
+        layer.weight.requires_grad_(False)
+        assert torch.equal(layer.method.forward_weight(layer), layer.binary_weight)
+    assert not any(looks_ahead())
+    for layer in layers:
+        layer.weight.requires_grad_(True)
+    assert all(looks_ahead())
+    fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1))  # its first iteration has nothing to look ahead with
+    assert not any(looks_ahead())
+
+
 @pytest.mark.parametrize("method", LOOKAHEAD)
 def test_a_layer_without_gradient_is_left_out_of_that_step(method):
     net, optimizer, data = setting(method)

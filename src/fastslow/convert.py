@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from .binarize import Binarizer, get_binarizer
 from .layers import BINARY_OF, PLAIN_OF, BinaryLayer
@@ -18,7 +20,10 @@ from .methods import Method, get_method
 log = logging.getLogger("fastslow")
 
 Choice = str | Iterable[str] | Callable[[str, nn.Module], bool]
-_WRAPPERS = ("module", "_orig_mod")  # what DistributedDataParallel and torch.compile put before a name
+# By type: a model of the user's own may have a child called "module" and compute more than it. torch.compile's is known
+# by the name that it gives its child, since importing it takes a second.
+_WRAPPERS = (DistributedDataParallel, DataParallel, AveragedModel)
+_COMPILED = "_orig_mod"
 
 
 @dataclass(frozen=True)
@@ -33,26 +38,35 @@ class Conversion:
         return f"binarized {len(self.converted)} layers" + (f", left in float: {left}" if left else "")
 
 
+def _wrapped(module: nn.Module | None) -> str | None:
+    """The name of the child that a wrapper wraps; None for every other module."""
+    if isinstance(module, _WRAPPERS):
+        return "module"
+    return _COMPILED if module is not None and _COMPILED in module._modules else None
+
+
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own model inside DistributedDataParallel, DataParallel or torch.compile."""
-    while isinstance(
-        inner := next((getattr(model, key, None) for key in _WRAPPERS if key in model._modules), None), nn.Module
-    ):
-        if len(model._modules) != 1:
-            break
-        model = inner
+    """The user's own model inside DistributedDataParallel, DataParallel, AveragedModel or torch.compile."""
+    while (key := _wrapped(model)) is not None:
+        model = model.get_submodule(key)
     return model
 
 
-def plain_name(name: str) -> str:
-    """A dotted module name without the ``module.`` and ``_orig_mod.`` that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+def plain_name(model: nn.Module, name: str) -> str:
+    """The dotted name of a module, parameter or buffer without the ``module.`` and ``_orig_mod.`` of wrappers."""
+    parts: list[str] = []
+    module: nn.Module | None = model
+    for part in name.split("."):
+        if part != _wrapped(module):
+            parts.append(part)
+        module = None if module is None else module._modules.get(part)
+    return ".".join(parts)
 
 
 def _named_layers(model: nn.Module) -> dict[str, nn.Module]:
     """All layers with a weight that could be, or are, binary, under their plain names, in order of registration."""
     kinds = (*BINARY_OF, *PLAIN_OF)
-    return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, kinds)}
+    return {plain_name(model, name): module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def binary_layers(model: nn.Module) -> dict[str, BinaryLayer]:

@@ -96,9 +96,13 @@ class BinaryLayer(nn.Module):
         """The method's own parameters and buffers for this latent weight, under their full names."""
         return {self._full_name(name): value for name, value in self.method.own_state(self, w).items()}
 
-    def _reset_run_time(self) -> None:
+    def forget_lookahead(self) -> None:
+        """As before the first step."""
         self._shift = torch.zeros_like(self.weight, requires_grad=False) if self.method.looks_ahead else None
         self._bias_shift = None
+
+    def _reset_run_time(self) -> None:
+        self.forget_lookahead()
         self._owner = None
         self._trained = False
 
@@ -137,16 +141,21 @@ class BinaryLayer(nn.Module):
         """The weight that evaluation computes with, detached: Q(A(W)) of the committed latent weight."""
         return self.method.evaluation_weight(self).detach()
 
+    @property
+    def shift(self) -> Tensor | None:
+        """``eta U`` where this pass looks ahead: in training, unless the weight is frozen and no step follows."""
+        return self._shift if self.training and self.weight.requires_grad else None
+
     def lookahead_weight(self) -> Tensor:
         """``W~ = W - eta U`` in training (Eq. 12), ``W`` in evaluation and for methods that don't look ahead."""
-        return self.weight - self._shift if self.training and self._shift is not None else self.weight
+        return self.weight if self.shift is None else self.weight - self.shift
 
     def forward_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as this forward pass uses them."""
         if torch.is_grad_enabled():
             self._trained = self.training
         bias = self.bias
-        if self.training and bias is not None and self._bias_shift is not None:
+        if self.shift is not None and bias is not None and self._bias_shift is not None:
             bias = bias - self._bias_shift
         weight = self.method.forward_weight(self)
         needs_owner = self.method.needs_wrapper or self.method.scheduled
@@ -230,4 +239,4 @@ class Sign(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         clipped = input.clamp(-1, 1)
-        return sign(input).detach() + clipped - clipped.detach()
+        return sign(input).detach() + (clipped - clipped.detach())  # in this order: +-1 and an exact zero

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from .convert import binary_layers, plain_name, unwrap
 from .files import write_atomically
 
+_NAMES = "fastslow.names"  # in the metadata of files that are written here: keys are the model's own
+
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
     """A ``state_dict`` from a safetensors file, ready for ``model.load_state_dict``."""
@@ -24,7 +26,15 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{path} is no readable safetensors file ({error}); it may be truncated: copy it again"
         ) from error
-    return {plain_name(key): value for key, value in weights.items()}
+    return weights if read_metadata(path).get(_NAMES) else _without_wrappers(weights)
+
+
+def _without_wrappers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of a file that wasn't written here, and may be that of a compiled or a parallel model."""
+    plain = {".".join(part for part in key.split(".") if part != "_orig_mod"): key for key in weights}
+    while plain and all(key.startswith("module.") for key in plain):
+        plain = {key.removeprefix("module."): old for key, old in plain.items()}
+    return {key: weights[old] for key, old in plain.items()}
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -43,15 +53,19 @@ def save_weights(model: nn.Module, path: str | Path, metadata: dict[str, str] | 
         >>> {name: tuple(weight.shape) for name, weight in sorted(fs.load_weights("linear.safetensors").items())}
         {'bias': (4,), 'weight': (4, 8)}
     """
-    state = unwrap(model).state_dict()
-    copies = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-    write_atomically(Path(path), to_bytes(copies, metadata))
+    model = unwrap(model)
+    copies = {
+        plain_name(model, key): value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()
+    }
+    write_atomically(Path(path), to_bytes(copies, {_NAMES: "plain", **(metadata or {})}))
 
 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], origin: str | Path) -> None:
     """``load_state_dict(strict=True)`` whose error is one sentence."""
-    wanted = unwrap(model).state_dict()
-    own = {f"{name}.{key}" for name, layer in binary_layers(unwrap(model)).items() for key in layer._own}
+    model = unwrap(model)
+    names = {plain_name(model, key): key for key in model.state_dict()}
+    wanted = {name: model.state_dict()[key] for name, key in names.items()}
+    own = {f"{name}.{key}" for name, layer in binary_layers(model).items() for key in layer._own}
     missing = sorted(wanted.keys() - weights.keys() - own)  # a method's own parameters are made from the weights
     surplus = sorted(weights.keys() - wanted.keys())
     shapes = [key for key in wanted.keys() & weights.keys() if wanted[key].shape != weights[key].shape]
@@ -63,5 +77,5 @@ def load_strictly(model: nn.Module, weights: dict[str, Tensor], origin: str | Pa
     for key in sorted(shapes)[:3]:
         problems.append(f"{key} is {tuple(weights[key].shape)}, the model needs {tuple(wanted[key].shape)}")
     if problems:
-        raise ValueError(f"{origin} doesn't fit this {type(unwrap(model)).__name__}: {'; '.join(problems)}")
-    unwrap(model).load_state_dict(weights)
+        raise ValueError(f"{origin} doesn't fit this {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict({names[name]: value for name, value in weights.items()})

@@ -38,7 +38,14 @@ class BinaryOptimizer(torch.optim.Optimizer):
         self._layers = binary_layers(model)
         self._check()
         slots = [Slot(name, layer, base, self._group_of(layer.weight)) for name, layer in self._trained_layers()]
+        self._frozen = tuple(
+            name
+            for name, layer in self._layers.items()
+            if layer.method.needs_wrapper and not layer.weight.requires_grad
+        )
         by_method: dict[Any, list[Slot]] = {}
+        for layer in self._layers.values():
+            layer.forget_lookahead()  # of an earlier wrapper: these drivers know nothing of it
         for slot in slots:
             by_method.setdefault(slot.layer.method, []).append(slot)
         self.drivers: list[Driver] = [method.driver(its_slots) for method, its_slots in by_method.items()]
@@ -140,7 +147,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
             self._show_progress()
 
     def __getstate__(self) -> dict[str, Any]:
-        keep = ("base", "total_steps", "epochs", "steps", "_layers", "drivers")
+        keep = ("base", "total_steps", "epochs", "steps", "_layers", "_frozen", "drivers")
         # A copy of a layer has no look-ahead: it travels with us.
         shifts = {name: (layer._shift, layer._bias_shift, layer._trained) for name, layer in self._layers.items()}
         return {**{key: self.__dict__[key] for key in keep}, "shifts": shifts}
@@ -232,6 +239,12 @@ class BinaryOptimizer(torch.optim.Optimizer):
     def _check_owner(self) -> None:
         if any(layer._owner is not self._token for layer in self._layers.values()):
             raise RuntimeError("the model's binary layers are driven by a newer fs.optimizer; step that one instead")
+        awake = [name for name in self._frozen if self._layers[name].weight.requires_grad]
+        if awake:
+            raise RuntimeError(
+                f"{', '.join(awake)} didn't train when fs.optimizer was called, and its method isn't set up to; call "
+                "fs.optimizer again after requires_grad_(True)"
+            )
         self._refuse_shards()
         if not self._warned and hasattr(self.base.step, "_wrapped_by_lr_sched"):
             self._warned = True

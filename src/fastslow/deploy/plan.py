@@ -52,11 +52,14 @@ class Memory:
     size: int = 0
     free: defaultdict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def take(self, shape: Shape, pixel: int, margin: tuple[int, int], fresh: bool) -> tuple[View, Any, int]:
+    def take(
+        self, shape: Shape, pixel: int, margin: tuple[int, int], fresh: bool, groups: int = 0
+    ) -> tuple[View, Any, int]:
+        """Packed signs say in how many ``groups``: the bits between these stay 0, which memory of floats wouldn't."""
         channels, height, width = shape if len(shape) == 3 else (shape[0], 1, 1)
         row = (width + 2 * margin[1]) * pixel
         size = round_up((height + 2 * margin[0]) * row + SLACK, 64)
-        key = (channels, height, width, pixel, margin)
+        key = (channels, height, width, pixel, margin, groups)
         if self.free[key] and not fresh:
             start = self.free[key].pop()
         else:
@@ -159,7 +162,7 @@ class _Compiler:
         shape = self.shapes[value]
         elements = groups * -(-(shape[0] // groups) // SIGNS[self.layout])
         pixel = elements * ELEMENT_BYTES[self.layout]
-        view, place, offset = self.memory.take(shape, pixel, self._margin(value, signs=True), False)
+        view, place, offset = self.memory.take(shape, pixel, self._margin(value, signs=True), False, groups)
         self.views[key] = view
         self.slots[key] = (place, offset)
         return view

@@ -7,7 +7,7 @@ place of tensors, so `x.view(x.size(0), -1)` and other arithmetic on sizes are j
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -16,17 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_aggregate, map_arg
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..layers import BINARY_OF, BinaryLayer, Sign
 from .errors import UnsupportedLayerError
 from .graph import Graph, GraphError, Node, Shape, canonical, infer
-from .trace_layers import LAYERS, Builder, add_pool, add_pool_to
+from .trace_layers import LAYERS, Builder, add_pool, add_pool_to, refuse_hooks
 
 SUPPORTED = (
     "Conv1d, Conv2d, Linear, BatchNorm1d, BatchNorm2d, ReLU, ReLU6, Hardtanh, LeakyReLU, PReLU, Sign, max, average and "
     "global average pooling, flatten, add, concatenation of channels, zero padding, strided slices, dropout"
 )
 BATCH = None  # the one unknown size
+VIEWS = ("flatten", "subsample")  # share their input's memory in torch
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,17 @@ class Value:
     shape: Shape
 
 
+class _Proxy(fx.Proxy):
+    """Records ``x += y`` as what it is; the class above would make a new tensor of it."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # torch's own layers too, supported or not: an error should name the layer, not a function inside it.
         return isinstance(m, BinaryLayer | Sign) or super().is_leaf_module(m, module_qualified_name)
@@ -45,14 +57,33 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module, input_shape: Shape) -> Graph:
     """The graph of a model in evaluation mode for samples of `input_shape`; raises `UnsupportedLayerError`."""
+    refuse_hooks("the model", model)  # those of the layers in it are looked at when they are called
     try:
         recorded = _Tracer().trace(model)
-        recorded.eliminate_dead_code(lambda step: step.op in ("placeholder", "output"))
+        recorded.eliminate_dead_code(lambda step: step.op in ("placeholder", "output") or _in_place(model, step))
     except Exception as error:  # whatever the model's own code raises when its input is symbolic
         raise UnsupportedLayerError(
             f"can't trace {type(model).__name__}.forward ({error}); it must not branch on the values of tensors"
         ) from error
     return _Walk(model, input_shape).run(recorded)
+
+
+_INPLACE_ARGUMENT = {F.relu: 1, F.relu6: 1, F.hardtanh: 3}  # where it stands if it isn't given by name
+
+
+def _in_place(model: nn.Module, step: fx.Node) -> bool:
+    """Whether a step changes its first argument. Dropout does nothing here, in place or not."""
+    if step.op == "call_module":
+        layer = model.get_submodule(str(step.target))
+        return bool(getattr(layer, "inplace", False)) and not isinstance(layer, _DropoutNd)
+    if step.op == "call_method":
+        return str(step.target).endswith("_") and not str(step.target).endswith("__")
+    if step.op != "call_function" or step.target in (F.dropout, F.dropout2d):
+        return False
+    place = _INPLACE_ARGUMENT.get(step.target)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    given = place is not None and len(step.args) > place and step.args[place]
+    called = getattr(step.target, "__name__", "")
+    return bool(given or step.kwargs.get("inplace") or step.target is operator.iadd or called.endswith("_"))
 
 
 @dataclass
@@ -64,6 +95,7 @@ class _Walk(Builder):
     nodes: list[Node] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    memory: dict[int, int] = field(default_factory=dict)  # which earlier value a view shares its memory with
 
     def run(self, recorded: fx.Graph) -> Graph:
         self.shapes = [canonical(self.input_shape)]
@@ -78,11 +110,31 @@ class _Walk(Builder):
                 result = map_arg(step.args[0], known.__getitem__)
             else:
                 known[step] = self._step(step, known)
+                if _in_place(self.model, step):
+                    self._changed(step, known)
         if not isinstance(result, Value) or not self.nodes:
             raise UnsupportedLayerError("the model must return one tensor that it computed")
         if result.index != len(self.nodes):
             raise UnsupportedLayerError("the model must return what it computed last")
         return Graph(tuple(self.input_shape), tuple(self.nodes))
+
+    def _changed(self, step: fx.Node, known: dict[fx.Node, Any]) -> None:
+        """All other names of the tensor that a step changed mean its result from now on."""
+        changed: Value = known[step.all_input_nodes[0]]
+        result: Value = known[step]
+        memory = self.memory.get(changed.index, changed.index)
+        later = set(recorded_after(step))
+        for node, value in known.items():
+            if not isinstance(value, Value) or node is step:
+                continue
+            if value.index == changed.index:
+                known[node] = Value(result.index, value.shape)
+            elif self.memory.get(value.index, value.index) == memory and not later.isdisjoint(node.users):
+                raise UnsupportedLayerError(
+                    f"{step.name} changes a tensor in place that is also used in another shape; write it without "
+                    "inplace=True"
+                )
+        self.memory[result.index] = memory
 
     def add(
         self, op: str, name: str, inputs: list[Any], tensors: dict[str, Any] | None = None, **attributes: Any
@@ -98,6 +150,8 @@ class _Walk(Builder):
             raise UnsupportedLayerError(str(error)) from None
         self.nodes.append(node)
         self.shapes.append(shape)
+        if op in VIEWS:
+            self.memory[len(self.nodes)] = self.memory.get(node.inputs[0], node.inputs[0])
         sequence = any(len(value.shape) == 2 for value in inputs) and len(shape) == 3
         return Value(len(self.nodes), (shape[0], shape[2]) if sequence else shape)
 
@@ -112,6 +166,7 @@ class _Walk(Builder):
             )
         if step.op == "call_module":
             layer = self.model.get_submodule(str(step.target))
+            refuse_hooks(str(step.target), layer)
             # Exact types: a user's subclass may compute something else. Binary layers stand for their torch class.
             kind = next((kind for kind in LAYERS if type(layer) in (kind, BINARY_OF.get(kind))), None)
             if kind is None:
@@ -125,6 +180,11 @@ class _Walk(Builder):
             return step.target(*args, **kwargs)  # arithmetic on sizes
         called = getattr(step.target, "__name__", step.target)
         raise UnsupportedLayerError(f"the model calls {called}, which has no packed form; supported are {SUPPORTED}")
+
+
+def recorded_after(step: fx.Node) -> Iterator[fx.Node]:
+    while (step := step.next).op != "root":
+        yield step
 
 
 def _holds_value(arguments: Any) -> bool:

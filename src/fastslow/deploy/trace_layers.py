@@ -52,15 +52,22 @@ def weight_tensors(layer: nn.Module) -> dict[str, NDArray[Any]]:
     return tensors
 
 
+def _takes_signs(hook: Any) -> bool:
+    return hook is layers.__dict__.get("_sign_of_input")  # left by `freeze`
+
+
+def refuse_hooks(name: str, module: nn.Module) -> None:
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    if not all(map(_takes_signs, hooks)):
+        raise UnsupportedLayerError(f"{name} has a forward hook, which tracing can't see; remove it before packing")
+
+
 def _input(build: Builder, name: str, layer: nn.Module, x: Any) -> Any:
     """What the layer multiplies with: its input, or the signs of it."""
     note = getattr(layer, "deploy_note", None)
     if note is not None:
         raise UnsupportedLayerError(f"{name} can't be packed: {note}")
-    hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]
-    frozen_signs = [hook for hook in hooks if hook is layers.__dict__.get("_sign_of_input")]  # left by `freeze`
-    if len(hooks) > len(frozen_signs):
-        raise UnsupportedLayerError(f"{name} has a forward hook, which tracing can't see; remove it before packing")
+    frozen_signs = any(map(_takes_signs, layer._forward_pre_hooks.values()))
     bits = getattr(layer, "input_bits", 32)
     if bits not in (1, 32):
         raise UnsupportedLayerError(f"{name} has {bits}-bit inputs; supported are 1 and 32")

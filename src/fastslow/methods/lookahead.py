@@ -36,8 +36,7 @@ class LookaheadMethod(LearnedMethod):
     looks_ahead: ClassVar[bool] = True
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
-        shift = layer._shift if layer.training else None
-        fused = ops.binary_weight(layer.binarizer, layer.weight, shift, calibrate=False)
+        fused = ops.binary_weight(layer.binarizer, layer.weight, layer.shift, calibrate=False)
         if fused is not None:
             return fused
         value = layer.binarizer.values(layer.lookahead_weight().detach())

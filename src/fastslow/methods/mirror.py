@@ -40,7 +40,7 @@ class Mirror(SignMethod):
 
     def beta(self, progress: Tensor) -> Tensor:
         """From 1 to ``growth ** increases``."""
-        return self.growth ** torch.floor(self.increases * progress)
+        return self.growth ** torch.floor(self.increases * progress + 1e-4)  # progress is in float32
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
         if not layer.training:

@@ -76,7 +76,7 @@ class ProxDriver(Driver):
         self._frozen = False
 
     def before_step(self) -> bool:
-        self._frozen = float(self.slots[0].layer._progress) >= self.method.freeze
+        self._frozen = float(self.slots[0].layer._progress) >= self.method.freeze - 1e-6  # in float32
         if self._frozen:
             for slot in self.slots:
                 slot.layer.weight.copy_(sign(slot.layer.weight))

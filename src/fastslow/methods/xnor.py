@@ -36,6 +36,10 @@ class BWN(SignMethod):
 
     centre: bool = False  # centre the weights over the input channels and clip them to [-1, 1], after every step
 
+    @property
+    def needs_wrapper(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.centre  # nobody else would do it
+
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
         if not torch.is_grad_enabled():
             return self.evaluation_weight(layer)

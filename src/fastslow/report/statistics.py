@@ -40,10 +40,13 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     """Compare two methods over the same seeds."""
     if len(a) != len(b) or not a:
         raise ValueError(f"pairs are needed: {len(a)} and {len(b)} values")
-    differences = [x - y for x, y in zip(a, b, strict=True)]
+    # Accuracies have two decimals, their differences in binary don't: equal ones must be equal.
+    differences = [round(x - y, 9) for x, y in zip(a, b, strict=True)]
     n, difference, spread = len(differences), mean(differences), deviation(differences)
     ranks = wilcoxon(differences) if n >= WILCOXON_LEAST else None
-    if not spread:  # one pair, or all differences equal: there is nothing to measure the difference with
+    if (
+        spread is None or spread < 1e-9
+    ):  # one pair, or all differences equal: there is nothing to measure the difference with
         return Paired(n, difference, None, None, None, ranks)
     error = spread / math.sqrt(n)
     reach = student_quantile(0.975, n - 1) * error

@@ -103,7 +103,7 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
                 packed += len(weight) * math.ceil(row_bits / 8) - 4 * weight.numel()
         rows.append(
             LayerRow(
-                name=plain_name(name) or "(the model)",
+                name=plain_name(model, name) or "(the model)",
                 kind=type(module).__name__.removeprefix("Binary"),
                 shape=tuple(weight.shape) if weight is not None else (),
                 bits=module.bits if binary else 32,

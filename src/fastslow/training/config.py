@@ -150,6 +150,7 @@ class RunConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
                 raise ValueError(f"{name}={value!r}: give {what}")
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are one config, and one key
         for name, kinds, what in _OTHER:
             if not isinstance(getattr(self, name), kinds):
                 raise ValueError(f"{name}={getattr(self, name)!r}: give {what}")

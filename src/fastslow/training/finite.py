@@ -25,7 +25,7 @@ def broken_state(model: nn.Module) -> str | None:
     model = unwrap(model)
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if not _is_finite(value):
-            return plain_name(name)
+            return plain_name(model, name)
     for name, layer in binary_layers(model).items():
         if not (_is_finite(layer._shift) and _is_finite(layer._bias_shift)):
             return f"the look-ahead of {name}"
@@ -35,9 +35,9 @@ def broken_state(model: nn.Module) -> str | None:
 @torch.no_grad()
 def broken_gradient(model: nn.Module) -> str | None:
     """The first parameter whose gradient is not finite."""
-    for name, parameter in unwrap(model).named_parameters():
+    for name, parameter in model.named_parameters():
         if not _is_finite(parameter.grad):
-            return f"the gradient of {plain_name(name)}"
+            return f"the gradient of {plain_name(model, name)}"
     return None
 
 
@@ -51,19 +51,20 @@ def broken_method(optimizer: torch.optim.Optimizer) -> str | None:
 @torch.no_grad()
 def broken_output(model: nn.Module, x: Tensor) -> str | None:
     """The first layer, in the order of the forward pass, whose output for ``x`` is not finite."""
+    model = unwrap(model)
     found: list[str] = []
 
     def watch(name: str, module: nn.Module) -> Any:
         def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if not found and not _is_finite(output):
-                found.append(f"the output of {plain_name(name)}")
+                found.append(f"the output of {plain_name(model, name)}")
 
         return module.register_forward_hook(look)
 
-    leaves = [(name, m) for name, m in unwrap(model).named_modules() if name and not any(m.children())]
+    leaves = [(name, m) for name, m in model.named_modules() if name and not any(m.children())]
     hooks = [watch(name, module) for name, module in leaves]
     try:
-        unwrap(model)(x)
+        model(x)
     finally:
         for hook in hooks:
             hook.remove()

@@ -37,7 +37,7 @@ void pool(const Op& op, const Worker& worker) {
           for (int j = across.begin; j < across.end; ++j) {
             const Vec value = load(in + static_cast<int64_t>(j) * op.dilation[1] * (op.in.pixel / 4));
             if constexpr (MAX)
-              result = value > result ? value : result;
+              result = (value > result) | (value != value) ? value : result;  // NaN stays, as in torch
             else
               result += value;
           }

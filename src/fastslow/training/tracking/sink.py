@@ -125,7 +125,7 @@ def _histograms(model: nn.Module) -> dict[str, Values]:
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             continue
-        layer = plain_name(name).removesuffix(".weight")
+        layer = plain_name(model, name).removesuffix(".weight")
         found[f"weights/{layer}"] = parameter.detach().float().cpu().numpy().reshape(-1)
         if parameter.grad is not None:
             found[f"gradients/{layer}"] = parameter.grad.float().cpu().numpy().reshape(-1)
