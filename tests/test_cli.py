@@ -228,6 +228,12 @@ def test_eval_of_an_unfinished_run_is_of_its_newest_checkpoint(call, pictures, t
 
 def test_summary(call, finished):
     values = call("summary", "--model", "resnet20", "--json").json
+    assert values["packed_bytes"] == 44_264  # as of any trained one: BatchNorm's scales are counted as if they differ
+    large = call("summary", "--model", "resnet18", "--json").json
+    assert (large["input_shape"], large["parameters"]) == ([3, 224, 224], 11_689_512)
+    small = call("summary", "--model", "resnet18", "--classes", "3", "--image-size", "64", "--json").json
+    assert (small["input_shape"], large["parameters"] - small["parameters"]) == ([3, 64, 64], 997 * 513)
+    assert call("summary", finished, "--classes", "3").code == 2
     assert (values["parameters"], sum(values["macs"].values())) == (272_474, 40_813_184)
     assert {row["name"]: row["bits"] for row in values["layers"]}["conv1"] == 32
     all_binary = call("summary", "--model", "resnet20", "--skip", "none", "--json").json

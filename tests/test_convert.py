@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 import fastslow as fs
@@ -169,6 +170,35 @@ def test_subclasses_attention_and_converted_layers_are_left_alone():
     assert "attention.out_proj" in report.left
     net["more"] = nn.Linear(2, 2)
     assert fs.binarize_(net, "fsg").left["fc"] == "binary already (ste)"
+
+
+def test_what_has_no_binary_form_is_named():
+    net = nn.ModuleDict(
+        {
+            "up": nn.ConvTranspose2d(2, 2, 2),
+            "video": nn.Conv3d(1, 1, 1),
+            "lazy": nn.LazyLinear(4),
+            "normed": nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+            "fc[0]": nn.Linear(3, 3),
+            "fc[1]": nn.Linear(3, 3),
+        }
+    )
+    report = fs.binarize_(net, "ste", skip=["lazy", "fc[0]"])  # a name is itself, also where it could be a pattern
+    assert report.converted == ("fc[1]",)
+    assert report.left["up"] == "there is no binary ConvTranspose2d"
+    assert report.left["video"] == "there is no binary Conv3d"
+    assert report.left["lazy"] == report.left["fc[0]"] == "skipped"
+    assert "normed" in report.left
+    assert fs.first_and_last(net) == ["fc[0]", "fc[1]"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_are_made_of_others():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3), nn.Linear(3, 3))
+    assert "made of other parameters" in fs.binarize_(net, "ste", skip="2").left["0"]
+    prune.random_unstructured(net[1], "weight", 0.5)
+    with pytest.raises(ValueError, match="the weight of 1 is made of other parameters"):
+        fs.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
 
 def test_transformer_encoder_layers_use_the_bits_in_evaluation_too():

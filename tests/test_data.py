@@ -10,8 +10,10 @@ from fastslow.data import (
     CIFAR10,
     CIFAR100,
     DataError,
+    Description,
     ImageSet,
     dataset,
+    describe,
     embedded,
     list_datasets,
     load,
@@ -196,3 +198,16 @@ def test_load_finds_a_folder_placed_by_hand(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTSLOW_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"cifar-100-binary/train\.bin has 5 bytes, not 153700000"):
         load("cifar100")
+
+
+# ---- descriptions --------------------------------------------------------------------------------------------------
+
+
+def test_a_description_needs_no_cifar(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTSLOW_DATA", str(tmp_path / "empty"))
+    for name, cifar in (("cifar10", CIFAR10), ("cifar100", CIFAR100)):
+        assert describe(name) == Description((3, 32, 32), cifar.classes, cifar.mean, cifar.std)
+    own = load("mini").test
+    assert describe("mini") == Description(own.shape, own.classes, own.mean, own.std)
+    with pytest.raises(ValueError, match="unknown data set"):
+        describe("cifar11")

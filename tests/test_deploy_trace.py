@@ -256,6 +256,35 @@ def test_what_is_changed_in_place_is_changed_for_all_who_read_it(form: str, tmp_
     check(model, (3, 6, 6), tmp_path / "a.safetensors")
 
 
+class Spelled(nn.Module):
+    """The same calls in numpy's words, and with everything by name."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        if self.form == "mean":
+            return x.mean(axis=(2, 3), keepdims=False)
+        if self.form == "cat":
+            return torch.flatten(input=torch.cat([x, x], axis=1), start_dim=1)
+        if self.form == "reshape":
+            return x.reshape(shape=(-1, 16))
+        return x.mean((2, 3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("form", ["mean", "cat", "reshape", "dtype"])
+def test_other_spellings(form: str, tmp_path: Path) -> None:
+    model = Spelled(form).eval()
+    if form == "dtype":
+        with pytest.raises(UnsupportedLayerError, match="'dtype'; such a call has no packed form"):
+            pack(model, tmp_path / "a.safetensors", input_shape=(3, 2, 2))
+    else:
+        check(model, (3, 2, 2), tmp_path / "a.safetensors")
+
+
 @pytest.mark.parametrize("form", ["view", "viewed"])
 def test_a_view_of_what_is_changed_is_refused(form: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLayerError, match="in place that is also used in another shape"):

@@ -190,6 +190,9 @@ def test_no_path_of_this_machine_is_published(tmp_path):
     config = tiny.config(data=f"folder:{tmp_path}/cats", weights=f"{tmp_path}/float.safetensors").to_dict()
     assert (published(config)["data"], published(config)["weights"]) == ("folder:cats", "float.safetensors")
     assert published(tiny.config().to_dict())["weights"] == "none"
+    taught = tiny.config(distill=0.5, teacher=f"{tmp_path}/teacher.safetensors", teacher_model="resnet20").to_dict()
+    assert str(tmp_path) not in json.dumps(published({**config, "teacher": taught["teacher"]}))
+    assert published(taught)["teacher"] == "teacher.safetensors"
 
 
 def test_odd_words_cannot_break_the_card(run, tmp_path):
@@ -203,6 +206,13 @@ def test_odd_words_cannot_break_the_card(run, tmp_path):
     facts = yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))
     assert facts["tags"][2] == "a: [b"
     assert facts["model-index"][0]["results"][0]["metrics"][0]["name"] == 'x"\n---\n'
+
+
+def test_the_card_counts_the_bits(run, tmp_path):
+    fs.pack(load_trained(run)[0], tmp_path / "m.safetensors", result={"config": {"method": "ste", "bits": 2}})
+    text = model_card(fs.load_packed(tmp_path / "m.safetensors").model, "user/name")
+    assert "2-bit weights" in text
+    assert "1-bit" not in text
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -388,6 +388,11 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+def test_no_two_runs_of_a_plan_are_called_alike() -> None:
+    runs = plan(["all"])
+    assert len({run.name for run in runs}) == len({run.config.key for run in runs}) == len(runs)
+
+
 def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTSLOW_WEIGHTS", raising=False)
     listed = run_cli(capsys, "reproduce")
@@ -404,6 +409,13 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
     )
     assert "3 runs: 0 finished, 3 to run, 0 without weights" in dry
     assert not (tmp_path / "results").exists()
+    chosen = ("table1", "--only", "resnet44/adam/ste", "--dry-run", "--json")
+    told = json.loads(run_cli(capsys, "reproduce", *chosen, *out))
+    assert (told["finished"], len(told["to_run"]), told["without_weights"]) == ([], 3, [])
+    listed = json.loads(run_cli(capsys, "reproduce", "--json"))
+    assert listed["recipes"].keys() == RECIPES.keys()
+    assert "theorem" in listed["experiments"]
+    (tmp_path / "results").mkdir()
     written = run_cli(capsys, "report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs"))
     assert "results.html" in written
     with pytest.raises(ValueError, match="--weights-dir"):

@@ -182,7 +182,7 @@ def test_modes_are_put_back_also_after_an_error():
 
 def test_a_model_with_nothing_to_count():
     found = summarize(nn.ReLU(), (3,))
-    assert found == Summary(())
+    assert found == Summary((), (3,))
     assert (found.parameters, found.macs(), found.packed_bytes) == (0, 0, 0)
     assert "total" in format_summary(found)
 

@@ -165,6 +165,10 @@ def summary(
     model: Annotated[str | None, typer.Option(help="A network of the zoo (a run knows its own).")] = None,
     method: Annotated[str, typer.Option(help="Method to binarize a plain network with.")] = "ste",
     skip: Annotated[list[str] | None, typer.Option(help="Layers to leave in float, as for `train`.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Outputs of the network: 10, or 1000 of resnet18 and resnet34.")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side: 32, or 224 of those.")] = None,
     json: Json = False,
 ) -> None:
     """What a network costs, layer by layer: bits, parameters, operations, bytes in float and packed."""
@@ -172,7 +176,9 @@ def summary(
     from .report.load import load_for_summary
     from .report.summary import format_summary, summarize
 
-    network, shape = load_for_summary(what, model=model, method=method, skip=skip)
+    network, shape = load_for_summary(
+        what, model=model, method=method, skip=skip, classes=classes, image_size=image_size
+    )
     found = summarize(network, shape)
     if json:
         print_json(found.to_dict())

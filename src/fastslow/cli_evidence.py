@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -46,13 +46,17 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Run a table or a figure of the paper: a grid that goes on where it stopped."""
+    from .cli_support import print_json
     from .recipes import RECIPES
     from .reproduce.experiments import EXPERIMENTS
 
     if not names:
+        counts = {recipe.name: sum(setting.seeds for setting in recipe.settings()) for recipe in RECIPES.values()}
+        if json:
+            print_json({"recipes": counts, "experiments": list(EXPERIMENTS)})
+            return
         for recipe in RECIPES.values():
-            count = sum(setting.seeds for setting in recipe.settings())
-            print(f"{recipe.name:<16} {count:>4} runs  {recipe.title}: {recipe.summary}")
+            print(f"{recipe.name:<16} {counts[recipe.name]:>4} runs  {recipe.title}: {recipe.summary}")
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:<27}{experiment.summary}")
         return
@@ -63,8 +67,10 @@ def reproduce(
     experiments = [name for name in names if name in EXPERIMENTS]
     names = [name for name in names if name not in EXPERIMENTS]
     if experiments and not dry_run:
-        _measure(experiments, out, device, data_root)
+        _measure(experiments, out, device, data_root, sys.stderr if json else sys.stdout)
     if not names:
+        if json:
+            print_json({"experiments": [str(out / f"{name}.json") for name in experiments]})
         return
     from .reproduce import Grid, plan
     from .reproduce.watch import Watch, dry_run_lines, summary_lines
@@ -83,8 +89,13 @@ def reproduce(
         show=watch,
     )
     if dry_run:
-        print("\n".join(dry_run_lines(grid)))
+        lines = dry_run_lines(grid)
         found = grid.outcome
+        if json:
+            pending = [run.name for run in grid.pending]
+            print_json({"finished": found.finished_before, "to_run": pending, "without_weights": list(found.blocked)})
+            return
+        print("\n".join(lines))
         print(
             f"{len(chosen)} runs: {len(found.finished_before)} finished, {len(grid.pending)} to run, "
             f"{len(found.blocked)} without weights"
@@ -98,8 +109,6 @@ def reproduce(
     print("\n".join(summary_lines(outcome)), file=sys.stderr if json else sys.stdout)
     if json:
         import dataclasses
-
-        from .cli_support import print_json
 
         print_json(dataclasses.asdict(outcome))
     if outcome.signal is not None:
@@ -117,13 +126,13 @@ def _fetch_once(names: set[str], data_root: Path | None) -> None:
             datasets.load(name, data_root)
 
 
-def _measure(experiments: list[str], out: Path, device: str, data_root: Path | None) -> None:
+def _measure(experiments: list[str], out: Path, device: str, data_root: Path | None, stream: TextIO) -> None:
     from .cli_support import choose_device
     from .reproduce.experiments import run_experiment
 
     for name in experiments:
         path = run_experiment(name, out, choose_device(device), data_root)
-        print(f"{out / name}.json is recorded already" if path is None else f"recorded {path}")
+        print(f"{out / name}.json is recorded already" if path is None else f"recorded {path}", file=stream)
 
 
 def report(
@@ -135,6 +144,8 @@ def report(
     """Tables and figures from recorded runs, as Markdown and as one HTML page."""
     from .report.page import update_readme, write_report
 
+    if not results.is_dir():  # an empty report would take the place of a full one
+        raise ValueError(f"--results {results}: there is no such folder")
     written = write_report(results, out)
     if readme is not None:
         update_readme(results, readme)
@@ -164,6 +175,8 @@ def diagnose(
     from .cli_support import choose_device, print_json
     from .reproduce.diagnosing import record_diagnosis
 
+    if steps < 1:
+        raise ValueError(f"--steps {steps}: give a whole number of at least 1")
     if weights_dir is not None:
         _search_first(weights_dir.resolve())
 

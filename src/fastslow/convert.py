@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -64,8 +65,8 @@ def plain_name(model: nn.Module, name: str) -> str:
 
 
 def _named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """All layers with a weight that could be, or are, binary, under their plain names, in order of registration."""
-    kinds = (*BINARY_OF, *PLAIN_OF)
+    """By plain names: all layers that could be, or are, binary, and convolutions of other kinds, which are left."""
+    kinds = (*BINARY_OF, *PLAIN_OF, _ConvNd)
     return {plain_name(model, name): module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
@@ -99,12 +100,12 @@ def _chooser(choice: Choice, argument: str, names: Iterable[str]) -> Callable[[s
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"{argument}: {pattern!r} is no pattern; give strings on the dotted name, or a predicate")
-        if not any(fnmatchcase(name, pattern) for name in known):
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in known):
             raise ValueError(
                 f"{argument}: the pattern {pattern!r} matches no layer; patterns apply to the full dotted name, "
                 f"for example {', '.join(map(repr, known[:3]))}"
             )
-    return lambda name, _: any(fnmatchcase(name, pattern) for pattern in patterns)
+    return lambda name, _: any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _why_not(layer: nn.Module) -> str | None:
@@ -115,8 +116,12 @@ def _why_not(layer: nn.Module) -> str | None:
         raise ValueError(
             f"{type(layer).__name__} has no weight yet; run one batch through the model, then call binarize_"
         )
+    if not isinstance(layer, tuple(BINARY_OF)):
+        return f"there is no binary {type(layer).__name__}"
     if type(layer) not in BINARY_OF:
         return f"{type(layer).__name__} is a subclass with behaviour of its own"
+    if "weight" not in layer._parameters:
+        return "its weight is made of other parameters (weight_norm, pruning)"
     return None
 
 
@@ -134,7 +139,8 @@ def binarize_(
     """Make the model's ``Conv1d``, ``Conv2d`` and ``Linear`` layers binary, in place.
 
     Args:
-        model: any ``nn.Module``; names, parameters and ``state_dict`` keys stay as they are.
+        model: any ``nn.Module``; names, parameters and ``state_dict`` keys stay as they are. (``rbnn``, ``fda``,
+            ``recu``, ``surge`` and ``quantnet`` add keys of their own; float weights load without them.)
         method: how gradients pass the binarizer: a name from :func:`fastslow.list_methods`, or a method object.
         binarizer: ``"dorefa"``, ``"sign"``, ``"scaled-sign"``, ``"scaled-sign-filter"``; None takes the method's own.
         bits: bits of a weight (more than one with ``"dorefa"`` only).
@@ -170,11 +176,14 @@ def binarize_(
     convert: dict[str, nn.Module] = {}
     left: dict[str, str] = {}
     for name, layer in layers.items():
-        reason = _why_not(layer)
+        lazy = isinstance(layer, LazyModuleMixin)  # which is refused, unless it stays as it is
+        reason = None if lazy else _why_not(layer)
         if reason is None and skips(name, layer):
             reason = "skipped"
         if reason is None and not wanted(name, layer):
             reason = "not chosen by only"
+        if reason is None and lazy:
+            reason = _why_not(layer)
         if reason is None:
             convert[name] = layer
         else:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from importlib import resources
 from pathlib import Path
 
 PRETRAINED = Path(str(resources.files("fastslow") / "pretrained"))  # networks that come with the package
+
+
+def how_to_resume(run: Path) -> str:
+    """As it can be pasted into a shell, in the backquotes of a message."""
+    return f"`fastslow resume {shlex.quote(str(run))}`"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .deploy.engine import Engine, load_packed
 from .deploy.format import read
+from .files import how_to_resume
 from .model_card import model_card
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _files(source: Path, folder: Path) -> dict[str, Path]:
     run = RunFolder.open(source)
     result = run.result()
     if result is None:
-        raise HubError(f"{source} isn't finished; continue it with `fastslow resume {source}`, then push it")
+        raise HubError(f"{source} isn't finished; continue it with {how_to_resume(source)}, then push it")
     files = {PACKED: folder / PACKED, LATENT: source / LATENT, CONFIG: folder / CONFIG, RESULT: folder / RESULT}
     pack_run(source, files[PACKED])
     files[CONFIG].write_text(json.dumps(published(result["config"]), indent=1) + "\n")

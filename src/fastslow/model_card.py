@@ -33,7 +33,12 @@ def _front_matter(packed: PackedModel, repo_id: str, licence: str | None) -> lis
     """YAML, of which JSON is a part: no text in it can break out of its quotes."""
     result = packed.info.result
     config = result.get("config") or {}
-    tags = ["binary-neural-network", "1-bit", *([str(config["method"])] if config.get("method") else [])]
+    bits = config.get("bits", 1)
+    tags = [
+        "binary-neural-network" if bits == 1 else "quantized",
+        f"{bits}-bit",
+        *([str(config["method"])] if config.get("method") else []),
+    ]
     lines = ["library_name: fastslow", f"tags: {json.dumps(tags)}"]
     if licence is not None:
         lines.append(f"license: {json.dumps(licence)}")
@@ -54,8 +59,10 @@ def _front_matter(packed: PackedModel, repo_id: str, licence: str | None) -> lis
 
 def _sentence(packed: PackedModel, config: Mapping[str, Any]) -> str:
     what = config.get("model", "A network")
-    trained = f", trained on {config['data']} with the method `{config['method']}`" if config.get("method") else ""
-    return f"{what} with 1-bit weights{trained}, as one file of {packed.file_bytes} bytes that runs without PyTorch."
+    images = f" on {config['data']}" if config.get("data") else ""
+    trained = f", trained{images} with the method `{config['method']}`" if config.get("method") else ""
+    bits = f"{config.get('bits', 1)}-bit"
+    return f"{what} with {bits} weights{trained}, as one file of {packed.file_bytes} bytes that runs without PyTorch."
 
 
 def _table(packed: PackedModel, result: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

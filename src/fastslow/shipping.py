@@ -25,7 +25,7 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
     network, config = load_trained(run)
     if config.method is None:
         raise ValueError(f"{run} trained a float network: there are no bits to pack; train it with --method")
-    images = datasets.load(config.data, size=config.image_size or None).test
+    images = datasets.describe(config.data, size=config.image_size or None)
     found = RunFolder.open(run).result() or {}
     if found:
         found["config"] = published(found["config"])
@@ -44,11 +44,12 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
     """A config as strangers may read it: of folders and files on this machine, the last name."""
-    data, weights = config["data"], config["weights"]
+    data = config["data"]
     kind, colon, path = data.partition(":")  # folder:PATH or stream:PATH
     if colon:
         data = f"{kind}:{Path(path).name}"
-    return {**config, "data": data, "weights": Path(weights).name}
+    files = {name: Path(config[name]).name for name in ("weights", "teacher") if config.get(name)}
+    return {**config, **files, "data": data}
 
 
 def load_shipped(config_file: Path, weights_file: Path, classes: int) -> nn.Module:

@@ -26,7 +26,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{path} is no readable safetensors file ({error}); it may be truncated: copy it again"
         ) from error
-    return weights if read_metadata(path).get(_NAMES) else _without_wrappers(weights)
+    return weights if _NAMES in _metadata(path) else _without_wrappers(weights)
 
 
 def _without_wrappers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -39,6 +39,10 @@ def _without_wrappers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """What was written beside the weights of a safetensors file."""
+    return {key: value for key, value in _metadata(path).items() if key != _NAMES}
+
+
+def _metadata(path: str | Path) -> dict[str, str]:
     with safetensors.safe_open(path, framework="numpy") as file:
         return file.metadata() or {}
 

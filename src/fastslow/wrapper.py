@@ -261,6 +261,11 @@ class BinaryOptimizer(torch.optim.Optimizer):
         or no parameter at all.
         """
         for name, layer in self._layers.items():
+            if hasattr(layer, "parametrizations") or {"weight_orig", "weight_g"} & layer._parameters.keys():
+                raise ValueError(
+                    f"the weight of {name} is made of other parameters (weight_norm, pruning, a parametrization), and "
+                    "the methods move the weight itself: remove that before fs.binarize_"
+                )
             whole = isinstance(layer.weight, nn.Parameter) and layer.weight.ndim == layer._dimensions
             if not whole or hasattr(layer.weight, "placements"):
                 raise ValueError(

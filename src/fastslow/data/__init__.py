@@ -10,7 +10,9 @@ from .dataset import PATHS as PATHS
 from .dataset import AnyBatches as AnyBatches
 from .dataset import AnySet as AnySet
 from .dataset import Dataset as Dataset
+from .dataset import Description as Description
 from .dataset import batches_of as batches_of
+from .dataset import describe as describe
 from .dataset import is_available as is_available
 from .dataset import list_datasets as list_datasets
 from .dataset import load as load

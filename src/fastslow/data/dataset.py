@@ -18,7 +18,7 @@ from .embedded import read_mini
 from .errors import DataError
 from .fetch import fetch_archive, is_present
 from .folder import read_folder
-from .images import ImageSet
+from .images import Channels, ImageSet
 from .stream import FileSet, StreamedBatches, read_stream
 
 _FOLDER, _STREAM = "folder:", "stream:"
@@ -88,6 +88,25 @@ def load(
     return Dataset(
         name=name, train=train.subset(slice(None, kept)), test=train.subset(slice(kept, None)), holdout=holdout
     )
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a network must know of the images that it was trained on."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: Channels
+    std: Channels
+
+
+def describe(name: str, *, size: int | None = None) -> Description:
+    """The same as the sets that `load` returns say of themselves; CIFAR needn't be there for it."""
+    cifar = {"cifar10": CIFAR10, "cifar100": CIFAR100}.get(name)
+    if cifar is not None and size is None:
+        return Description((3, 32, 32), cifar.classes, cifar.mean, cifar.std)
+    images = load(name, size=size).test
+    return Description(images.shape, images.classes, images.mean, images.std)
 
 
 def _in_turns(labels: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ place of tensors, so `x.view(x.size(0), -1)` and other arithmetic on sizes are j
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -175,11 +176,24 @@ class _Walk(Builder):
         key = step.target if step.op == "call_function" else ("method", step.target)
         handler = _FUNCTIONS.get(key)
         if handler is not None:
+            args, kwargs = _usual_names(args, kwargs)
+            try:
+                inspect.signature(handler).bind(self, name, *args, **kwargs)
+            except TypeError as error:
+                raise UnsupportedLayerError(f"{name}: {error}; such a call has no packed form") from None
             return handler(self, name, *args, **kwargs)
         if callable(step.target) and not _holds_value((args, kwargs)):
             return step.target(*args, **kwargs)  # arithmetic on sizes
         called = getattr(step.target, "__name__", step.target)
         raise UnsupportedLayerError(f"the model calls {called}, which has no packed form; supported are {SUPPORTED}")
+
+
+def _usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as torch calls them in its documentation; it also takes numpy's names, and the first one by name."""
+    renamed = {{"axis": "dim", "keepdims": "keepdim"}.get(key, key): value for key, value in kwargs.items()}
+    before = (renamed.pop("input"),) if "input" in renamed else ()
+    after = (renamed.pop("shape"),) if "shape" in renamed else ()
+    return (*before, *args, *after), renamed
 
 
 def recorded_after(step: fx.Node) -> Iterator[fx.Node]:

@@ -62,7 +62,11 @@ class Method:
             return self.default_activations
         if activations is not None and activations not in self.activations:
             known = " or ".join(map(repr, self.activations))
-            fix = f"choose {known} or None" if known else "its inputs stay real: leave activations out"
+            fix = (
+                f"choose {known}, or None (on the command line: real)"
+                if known
+                else "its inputs stay real: leave activations out"
+            )
             raise ValueError(f"{self.name} defines no activations={activations!r}; {fix}")
         return activations
 

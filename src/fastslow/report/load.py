@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import data as datasets
+from ..files import how_to_resume
 from ..training.build import build_model
 from ..training.config import FIRST_AND_LAST, NONE, RunConfig
 from ..training.run import WEIGHTS, RunError, RunFolder
@@ -38,7 +40,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
             path, state = run.checkpoints.load_newest()
             load_strictly(network, state.get("average", state["model"]), path)
         else:
-            raise RunError(f"{what} has no weights yet; continue it with `fastslow resume {what}`")
+            raise RunError(f"{what} has no weights yet; continue it with {how_to_resume(what)}")
     else:
         weights = load_weights(what)
         if model is None:
@@ -57,17 +59,40 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
 
 
 def load_for_summary(
-    what: Path | None, *, model: str | None, method: str, skip: list[str] | None
+    what: Path | None,
+    *,
+    model: str | None,
+    method: str,
+    skip: list[str] | None,
+    classes: int | None = None,
+    image_size: int | None = None,
 ) -> tuple[nn.Module, tuple[int, ...]]:
     """A network, binarized if it isn't, and the shape of one input."""
     if what is not None and what.is_dir():
+        if classes is not None or image_size is not None:
+            raise ValueError("--classes and --image-size: a run knows its own; leave them out")
         network, config = load_trained(what, model=model)
         side = config.image_size or (224 if config.data.startswith("stream:") else 32)
         return network, (3, side, side)
     if model is None:
         raise ValueError("give the folder of a run, or name a network with --model")
     skips = (FIRST_AND_LAST,) if skip is None else tuple(entry for entry in skip if entry != "none")
-    network = build_model(RunConfig(model=model, method=method, skip=skips), class_count("cifar10"))
+    of_imagenet = model in ("resnet18", "resnet34")
+    network = build_model(
+        RunConfig(model=model, method=method, skip=skips), classes or (1000 if of_imagenet else class_count("cifar10"))
+    )
     if what is not None:
         load_strictly(network, load_weights(what), what)
-    return network, (3, 32, 32)
+    else:
+        _as_trained(network)
+    side = image_size or (224 if of_imagenet else 32)
+    return network, (3, side, side)
+
+
+def _as_trained(network: nn.Module) -> None:
+    """Statistics and scales that differ: equal ones, as at the start, would be packed as a single number."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                if tensor is not None:
+                    nn.init.uniform_(tensor, 0.5, 1.5)

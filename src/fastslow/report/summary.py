@@ -35,6 +35,7 @@ class Summary:
     """All layers, and what they sum up to."""
 
     layers: tuple[LayerRow, ...]
+    input_shape: tuple[int, ...]
     note: str | None = None  # why the model can't be packed as a whole, if it can't
 
     @property
@@ -60,6 +61,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         precisions = sorted({row.bits for row in self.layers if row.macs})
         return {
+            "input_shape": list(self.input_shape),
             "layers": [asdict(row) for row in self.layers],
             "parameters": self.parameters,
             "macs": {str(bits): self.macs(bits) for bits in precisions},
@@ -113,7 +115,7 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
                 packed_bytes=packed,
             )
         )
-    return Summary(tuple(rows), note)
+    return Summary(tuple(rows), tuple(input_shape), note)
 
 
 def _stored_bytes(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[dict[str, int] | None, str | None]:
@@ -191,4 +193,6 @@ def format_summary(summary: Summary) -> str:
     notes = (
         [] if summary.note is None else [f"packed bytes without folding, this model can't be packed: {summary.note}"]
     )
-    return "\n".join([*body, f"MACs (multiply-accumulates of one input): {by_bits or 'none'}", *notes])
+    size = "x".join(map(str, summary.input_shape))
+    macs = f"MACs (multiply-accumulates of one input of {size}): {by_bits or 'none'}"
+    return "\n".join([*body, macs, *notes])

@@ -83,6 +83,13 @@ def _once(runs: list[PlannedRun]) -> list[PlannedRun]:
     first: dict[str, PlannedRun] = {}
     for run in runs:
         first.setdefault(run.config.key, run)
+    taken: set[str] = set()
+    for key, run in first.items():
+        if (
+            run.name in taken
+        ):  # two recipes may call different runs alike: the overhead's are those of a table, but short
+            first[key] = dataclasses.replace(run, name=f"{run.name} ({key})")
+        taken.add(run.name)
     return list(first.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from .config import FIRST_AND_LAST, NONE, SHIPPED, RunConfig
 from .evaluate import evaluation_batches
 from .named_weights import PREFIX, find_weights
 from .ranks import Ranks
+
+log = logging.getLogger("fastslow")
 
 
 def shipped_weights(model: str, data: str) -> Path:
@@ -95,6 +98,10 @@ def build_batches(
         raise ValueError(
             f"the config holds out {config.holdout} training images and the data set {dataset.holdout}: load it with "
             f"fs.data.load({config.data!r}, holdout={config.holdout})"
+        )
+    if config.batch_size > len(dataset.train):
+        log.warning(
+            "batches of %d: there are %d training images, a batch has all", config.batch_size, len(dataset.train)
         )
     workers = default_workers(ranks.local_size) if config.workers < 0 else config.workers
     options: dict[str, Any] = {"device": device, "channels_last": channels_last, "workers": workers}

@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from ..files import how_to_resume
+
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved what it had. ``exit_code`` is the shell's convention."""
 
     def __init__(self, signal_number: int, done: int, run: Path | None) -> None:
-        fix = f"saved: continue with `fastslow resume {run}`" if run else "nothing is saved, the run has no folder"
+        fix = f"saved: continue with {how_to_resume(run)}" if run else "nothing is saved, the run has no folder"
         super().__init__(f"stopped by {signal.Signals(signal_number).name} after step {done}; {fix}")
         self.exit_code = 128 + signal_number
 

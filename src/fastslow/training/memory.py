@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ..files import how_to_resume
 from ..methods import get_method
 from .config import RunConfig
 
@@ -74,7 +75,7 @@ def advice(config: RunConfig, device: torch.device, *, asked: str = "", run: Pat
     if config.precision != "bf16":
         ways.append("use --precision bf16")
     if run is not None:
-        ways.append(f"free memory and continue with `fastslow resume {run}`")
+        ways.append(f"free memory and continue with {how_to_resume(run)}")
     return f"out of memory on {device.type}{asked}; {', or '.join(ways)}"
 
 

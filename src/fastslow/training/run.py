@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..files import make_folder, write_atomically
+from ..files import how_to_resume, make_folder, write_atomically
 from .checkpoint import Checkpoints
 from .config import RunConfig
 from .lock import RunLock
@@ -50,7 +50,7 @@ class RunFolder:
         """Raise unless a new run may be written here."""
         if (self.path / _CONFIG).exists():
             raise RunError(
-                f"{self.path} already holds a run; continue it with `fastslow resume {self.path}`, "
+                f"{self.path} already holds a run; continue it with {how_to_resume(self.path)}, "
                 "or choose another folder with --run"
             )
         if self.path.exists() and not self.path.is_dir():
