@@ -272,10 +272,14 @@ class Spelled(nn.Module):
             return torch.flatten(input=torch.cat([x, x], axis=1), start_dim=1)
         if self.form == "reshape":
             return x.reshape(shape=(-1, 16))
+        if self.form == "sizes":
+            features = x.size(1)
+            features += 12
+            return x.view(x.size(0), features)
         return x.mean((2, 3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("form", ["mean", "cat", "reshape", "dtype"])
+@pytest.mark.parametrize("form", ["mean", "cat", "reshape", "sizes", "dtype"])
 def test_other_spellings(form: str, tmp_path: Path) -> None:
     model = Spelled(form).eval()
     if form == "dtype":

@@ -111,7 +111,7 @@ class _Walk(Builder):
                 result = map_arg(step.args[0], known.__getitem__)
             else:
                 known[step] = self._step(step, known)
-                if _in_place(self.model, step):
+                if isinstance(known[step], Value) and _in_place(self.model, step):  # not arithmetic on sizes
                     self._changed(step, known)
         if not isinstance(result, Value) or not self.nodes:
             raise UnsupportedLayerError("the model must return one tensor that it computed")
