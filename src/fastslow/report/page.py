@@ -98,7 +98,7 @@ def build(results: Results) -> list[Section]:
         Section(
             "harness",
             "Check of the harness",
-            "With MetaQuant's protocol, all layers binary, our runs should end where its published logs do.",
+            "With MetaQuant's protocol, all layers binary, our runs should end where its own, as published, do.",
             (tables.harness_table(results).only_run(),),
         ),
         *_main(results, "table1", "Table 1: CIFAR-10", table1.settings(), _PAPER),
@@ -220,7 +220,8 @@ _METRICS = (
     "epoch; the mean over the last ten epochs and the best epoch, chosen on the test set, stand beside it and are "
     "named. From one epoch to the next accuracy still moves by several tenths at the end of a run, so the mean over "
     "ten is steadier. The paper's ± is a variance; it doesn't say which epoch it reports, its code prints the best. "
-    "MetaQuant's values are from its public logs, of networks with all layers binary."
+    "MetaQuant's values are from its public logs, and where these lack a setting from its README, of networks with all "
+    "layers binary."
 )
 _TESTS = (
     "“Against STE” compares runs with equal seeds, which see the same images in the same order: mean difference, "

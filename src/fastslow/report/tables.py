@@ -182,7 +182,7 @@ def headline(results: Results) -> Table:
 
 
 def harness_table(results: Results) -> Table:
-    """Where MetaQuant published logs and we ran the same protocol: both, and the difference."""
+    """Where MetaQuant published results and we ran the same protocol: both, and the difference."""
     rows = []
     for setting in [*table1.variants(), *table2.variants()]:
         model, protocol, method = setting.name.split("/")
@@ -204,7 +204,7 @@ def harness_table(results: Results) -> Table:
             )
         )
     columns = ("Setting", "Method", "MetaQuant, last 10 / best", "Ours, last 10 / best", "n", "Last 10", "Best")
-    return Table("Our runs of MetaQuant's protocol and its public logs", columns, tuple(rows), labels=2)
+    return Table("Our runs of MetaQuant's protocol and what it published", columns, tuple(rows), labels=2)
 
 
 def readme_table(results: Results) -> Table:
