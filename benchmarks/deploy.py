@@ -3,6 +3,7 @@
     python benchmarks/deploy.py                    # print
     python benchmarks/deploy.py --record           # and write results/benchmarks/deploy.json
     python benchmarks/deploy.py --cifar DIR --record   # instead: packed against torch on the CIFAR-10 test set
+    python benchmarks/deploy.py --cifar DIR --runs DIR --record   # the same with the networks of recorded runs
 
 Contestants take turns call by call, one thread each, batch 1. A ratio is float time / packed time: of the medians,
 and of the minimums, which a busy machine disturbs least.
@@ -32,6 +33,9 @@ from fastslow.deploy.bench import interleave, machine
 from fastslow.deploy.format import from_bytes
 from fastslow.deploy.onnx import to_onnx
 from fastslow.deploy.pack import pack
+from fastslow.training.build import build_model
+from fastslow.training.config import RunConfig
+from fastslow.weights import load_strictly
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
 WEIGHTS = Path(fs.__file__).parent / "pretrained" / "resnet20_cifar10.safetensors"
@@ -168,15 +172,30 @@ def first_result(repeats: int = 15) -> dict[str, Any]:
     }
 
 
-def agreement(root: str, activations: str | None) -> dict[str, Any]:
-    """How far the packed ResNet-20 is from torch on all 10,000 test images.
-
-    The weights are the float network's, binarized without training: what counts here is that both agree.
-    """
-    test = fs.data.load("cifar10", root, download=False).test
+def untrained(root: str, activations: str | None) -> dict[str, Any]:
+    """The float network's weights, binarized without training: what counts here is that both agree."""
     model = fs.models.resnet20()
     model.load_state_dict(fs.load_weights(WEIGHTS))
     fs.binarize_(model.eval(), "ste", skip=fs.first_and_last(model), activations=activations)
+    return agreement(model, fs.data.load("cifar10", root, download=False).test)
+
+
+def trained(runs: Path, root: str) -> dict[str, Any]:
+    """Networks of `fastslow reproduce`, from its folder of runs, each beside the accuracy that was recorded."""
+    found = {}
+    for weights in sorted(runs.glob("*/*/weights.safetensors")):
+        name = str(weights.parent.relative_to(runs))
+        record = json.loads((RESULTS.parent / f"{name}.json").read_text())
+        config = RunConfig.from_dict({**record["config"], "weights": "none"})
+        test = fs.data.load(config.data, root, download=False).test
+        model = build_model(config, len(test.classes))
+        load_strictly(model, fs.load_weights(weights), weights)
+        found[name] = {"recorded_accuracy": record["test_accuracy"], **agreement(model.eval(), test)}
+    return found
+
+
+def agreement(model: nn.Module, test: fs.data.AnySet) -> dict[str, Any]:
+    """How far the packed network is from torch on all test images."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (test.mean, test.std))
     run = engine(packed(model, (3, 32, 32)))
     expected, actual = [], []
@@ -207,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contestant in each comparison")
     parser.add_argument("--cifar", help="folder with CIFAR-10: compare results instead of speed")
+    parser.add_argument("--runs", type=Path, help="with --cifar: folder of runs of `fastslow reproduce`")
     parser.add_argument("--commit", help="the commit that is measured, where there is no git to ask")
     parser.add_argument("--record", action="store_true", help=f"write to {RESULTS.name}")
     options = parser.parse_args()
@@ -214,7 +234,11 @@ def main() -> None:
     before = machine()["load"]
     if options.cifar:
         name, settings = "deploy_cifar10", "ResNet-20, pretrained float weights, binarized without training"
-        results = {"W1A32": agreement(options.cifar, None), "W1A1": agreement(options.cifar, "sign")}
+        if options.runs is None:
+            results = {"W1A32": untrained(options.cifar, None), "W1A1": untrained(options.cifar, "sign")}
+        else:
+            name, settings = "deploy_trained", "networks of recorded runs, on all test images"
+            results = trained(options.runs, options.cifar)
     else:
         name = "deploy"
         settings = "batch 1, one thread, contestants interleaved call by call; ratio = float time / packed time"
