@@ -1,9 +1,12 @@
+import struct
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fastslow.data import DataError, load, read_folder
+from fastslow.data.folder import open_rgb
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 
@@ -131,6 +134,27 @@ def test_formats_and_modes(tmp_path, name, mode, options):
     images = read_folder(tmp_path, "train", size=4).images
     assert images.shape == (2, 3, 4, 4)
     assert images.min() >= 254
+
+
+def test_every_orientation_is_turned_as_pillow_does(tmp_path):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (3, 5, 3), np.uint8).astype(np.uint8))
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        image.save(tmp_path / "x.png", exif=exif)
+        with Image.open(tmp_path / "x.png") as saved:
+            expected = np.array(ImageOps.exif_transpose(saved))
+        np.testing.assert_array_equal(np.array(open_rgb(tmp_path / "x.png")), expected)
+
+
+def test_an_odd_tag_costs_no_image(tmp_path):
+    """A resolution that is no number: Pillow's own turning would rewrite it, and can't."""
+    save(tmp_path / "x.jpg", size=(8, 4))
+    plain = (tmp_path / "x.jpg").read_bytes()
+    tags = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0) + struct.pack("<HHI", 0x011A, 2, 1) + bytes(8)
+    block = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 2) + tags
+    (tmp_path / "x.jpg").write_bytes(plain[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + plain[2:])
+    assert open_rgb(tmp_path / "x.jpg").size == (4, 8)
 
 
 def test_photographs_are_turned_upright(tmp_path):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,63 @@ def test_a_program_ends_although_it_keeps(kept, images, tmp_path):
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True)
     assert (ended.stdout, ended.stderr) == ("done\n", "")
+
+
+@pytest.mark.parametrize("then", ["kept", "raised"])
+def test_a_program_ends_although_a_worker_was_killed(then, images, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from fastslow.data import DataError, batches_of, load\n"
+        "if __name__ == '__main__':\n"
+        f"    epoch = batches_of(load('stream:{images}', size=16).train, 1, workers=2).epoch()\n"
+        "    next(epoch)\n"
+        "    for worker in multiprocessing.active_children():\n"
+        "        worker.kill()\n"
+        "    try:\n"
+        "        list(epoch)\n"
+        "    except DataError as error:\n"
+        "        kept = error\n"
+        "        print(error, flush=True)\n"
+        f"        if {then == 'raised'}:\n"
+        "            raise\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout.startswith("a process that decodes images was killed")
+    assert ended.returncode == (0 if then == "kept" else 1)
+
+
+def is_running(process: int) -> bool:
+    """Not one that has ended and that nobody has asked for its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_workers_do_not_outlive_a_killed_program(images, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "from fastslow.data import batches_of, load\n"
+        "if __name__ == '__main__':\n"
+        f"    epoch = batches_of(load('stream:{images}', size=16).train, 4, workers=2).epoch()\n"
+        "    next(epoch)\n"
+        "    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    program = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    workers = [int(word) for word in program.stdout.readline().split()]
+    program.kill()
+    program.wait()
+    program.stdout.close()
+    assert len(workers) == 2
+    until = time.monotonic() + 60
+    while any(map(is_running, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_running, workers))
 
 
 def test_workers_by_default(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -365,6 +366,36 @@ def test_axes() -> None:
     assert [tick_text(v) for v in (0, -0.5, 1e-4, 2e5, 1000)] == ["0", "−0.5", "10⁻⁴", "2·10⁵", "1000"]
     flat = chart([Series("one point", 0, [1], [5.0], points=True)], Axis("x", log=True), Axis("y"), alt="a point")
     ElementTree.fromstring(flat)
+
+
+def test_values_that_have_no_place_are_left_out() -> None:
+    for ys, low in (([0.0, 0.1, 0.2], None), ([math.nan, 0.1, math.inf], None), ([0.3, 0.1, 0.2], [0.1, 0.0, 0.1])):
+        high = None if low is None else [1.0, 1.0, 1.0]
+        body = chart([Series("a", 0, [1, 2, 3], ys, low, high)], Axis("x"), Axis("y", log=True), alt="")
+        ElementTree.fromstring(body)
+        assert "nan" not in body
+        assert "inf" not in body
+    hints = chart([Series("a", 0, [1, 2, 3], [0, 0.1, 0.2], points=True)], Axis("x"), Axis("y", log=True), alt="")
+    assert re.findall(r"<title>a: (.*?)</title>", hints) == ["2, 0.1", "3, 0.2"]
+    for nothing in ([0.0, 0.0], [math.nan, math.nan], []):
+        empty = chart([Series("a", 0, [1, 2][: len(nothing)], nothing)], Axis("x"), Axis("y", log=True), alt="")
+        assert "no value can be drawn" in empty
+    for low, high in ((1e-12, 3e-12), (1e-11, 2e-11), (1e17, 1e17), (1e5, 1.2e5)):
+        for log in (False, True):
+            ElementTree.fromstring(chart([Series("a", 0, [1, 2], [low, high])], Axis("x"), Axis("y", log=log), alt=""))
+    assert len(set(nice_ticks(1e-12, 3e-12))) == 5
+    assert [tick_text(v) for v in (2.5e-5, 1.05e5, -2.5e-4)] == ["2.5·10⁻⁵", "1.05·10⁵", "−2.5·10⁻⁴"]
+
+
+def test_a_curve_that_touches_zero_is_reported(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "results", "table1", "resnet20/adam", 2)
+    for number, path in enumerate(sorted((tmp_path / "results").rglob("*.json"))):
+        record = json.loads(path.read_text())
+        for name in ("flip_ratio", "train_loss"):
+            if name in record["curve"]:
+                record["curve"][name] = [0.0 if number % 3 else v for v in record["curve"][name][:-1]] + [0.0]
+        path.write_text(json.dumps(record))
+    assert write_report(tmp_path / "results", tmp_path / "docs")
 
 
 def chromium() -> str | None:

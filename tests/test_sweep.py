@@ -22,6 +22,7 @@ from calling import write_pictures
 from fastslow import cli, data
 from fastslow.sweep.space import Choice, Range, Space, parse_space
 from fastslow.sweep.study import Sweep, Worker, open_study
+from fastslow.training.checkpoint import CheckpointError
 from fastslow.training.config import RunConfig
 from fastslow.training.loop import Trainer
 from fastslow.training.run import WEIGHTS, RunFolder
@@ -273,6 +274,21 @@ def test_a_trial_that_diverges_fails_alone(tmp_path):
     trials = open_study(sweep).trials
     assert [trial.state for trial in trials] == [TrialState.FAIL] * 2
     assert "diverged" in trials[0].user_attrs["failed"]
+
+
+def test_a_full_disk_is_no_trials_fault(tmp_path, monkeypatch):
+    sweep = sweep_of(tmp_path, trials=2, dimension=Choice("lr", (1e-2,)))
+
+    def full(self):
+        raise CheckpointError("can't write: make room")
+
+    with monkeypatch.context() as during:
+        during.setattr(Trainer, "save", full)
+        with pytest.raises(CheckpointError, match="make room"):
+            Worker(sweep, tiny.dataset(), "cpu").work()
+    assert [trial.state for trial in open_study(sweep).trials] == [TrialState.RUNNING]
+    Worker(sweep, tiny.dataset(), "cpu").work()
+    assert [trial.state for trial in open_study(sweep).trials] == [TrialState.COMPLETE] * 2
 
 
 def test_a_trial_killed_when_only_the_telling_was_left(tmp_path):

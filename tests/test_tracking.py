@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 from fastslow.training.interrupt import Interrupted
 from fastslow.training.run import RunFolder
 from fastslow.training.sinks import Silent, Sinks
 from fastslow.training.tracking import TRACKERS, TrackerSink, parse_trackers, tracked_before
+from fastslow.training.tracking.sink import _histograms
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:::sqlalchemy", "ignore:::mlflow", "ignore:::alembic", "ignore:::wandb", "ignore:::tensorboard"
@@ -185,6 +187,18 @@ def test_an_epoch_that_comes_again_after_a_crash_is_told_once(tmp_path):
     trainer.sink.close()
     resume(tmp_path / "run").fit()
     assert_tracked(tmp_path / "run", {"tensorboard", "mlflow"})
+
+
+def test_a_step_that_was_left_out_is_left_out_of_the_histograms():
+    net = tiny.trainer(tiny.config("ste")).model
+    for number, parameter in enumerate(net.parameters()):
+        parameter.grad = torch.full_like(parameter, torch.nan)
+        if number == 0:
+            parameter.grad.view(-1)[0] = 1.0
+    found = _histograms(net)
+    gradients = {name: values.tolist() for name, values in found.items() if name.startswith("gradients/")}
+    assert list(gradients.values()) == [[1.0]]
+    assert len(found) > 2
 
 
 def test_tracking_changes_no_number(tmp_path):

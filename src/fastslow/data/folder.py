@@ -107,18 +107,39 @@ def _hash(file: Path) -> str:
     return hashlib.md5(name.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
 
 
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _orientation(image: Image.Image) -> int:
+    """As EXIF says it. ImageOps.exif_transpose also rewrites the other tags, and fails where one of them is odd."""
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # the pixels may still be fine
+        return 1
+
+
 def open_rgb(file: Path) -> Image.Image:
     """One file, decoded, upright, as RGB; what can't be read is named."""
     try:
         with Image.open(file) as image:
+            turn = _TURNS.get(_orientation(image))
             if image.mode.startswith(("I", "F")):  # conversion to RGB would clip instead of scale
                 raise DataError(f"{file} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
             if image.mode in ("P", "PA"):
                 image = image.convert("RGBA")  # a palette may hold transparency, which RGB can't express
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except DataError:
+            upright = image if turn is None else image.transpose(turn)
+            return upright.convert("RGB")
+    except (DataError, MemoryError):
         raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # whatever decoders raise
+    except Exception as error:  # whatever decoders raise
         raise DataError(f"{file} is not a readable image ({error}): repair or remove it") from error
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -130,6 +132,14 @@ def _ignore_signals(_: int) -> None:
     """A Ctrl-C reaches every process of the terminal: the training process stops the workers when it has saved."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:  # torch's own watch looks at the fork server, which outlives a killed trainer
+        threading.Thread(target=_end_with, args=(trainer.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def default_workers(processes: int = 1) -> int:
@@ -270,8 +280,9 @@ def _decoded(requests: Any, size: int, workers: int, pin: bool) -> Generator[Ten
                 found = next(batches)
             except StopIteration:
                 return
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
+            except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
+                # The latter ones: batches that a worker had made can't be fetched any more when it is gone.
+                if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                     raise
                 raise DataError(
                     "a process that decodes images was killed, most likely for want of memory: use fewer --workers"
@@ -280,7 +291,17 @@ def _decoded(requests: Any, size: int, workers: int, pin: bool) -> Generator[Ten
                 raise DataError(found)
             yield cast(Tensor, found)
     finally:
-        del batches  # here the workers end, also if somebody keeps the exception and, with it, this frame
+        _end(batches)  # also if somebody keeps the exception and, with it, this frame
+        del batches
+
+
+def _end(batches: Any) -> None:
+    """Those of the workers that don't end when they are asked to would be waited for for ever: they ignore signals."""
+    if hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
+        for worker in batches._workers:
+            if worker.is_alive():
+                worker.kill()
 
 
 def check_files(image_set: FileSet, workers: int | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 WIDTH, HEIGHT = 440, 300
@@ -90,7 +90,8 @@ class _Scale:
         self._f = math.log10 if axis.log else float
         low, high = axis.limits or (min(values), max(values))
         if low == high:
-            low, high = (low / 2, high * 2) if axis.log else (low - 0.5, high + 0.5)
+            around = max(0.5, abs(low) * 1e-3)
+            low, high = (low / 2, high * 2) if axis.log else (low - around, high + around)
         a, b = self._f(low), self._f(high)
         pad = 0.0 if axis.limits else margin * (b - a)
         self.low, self.high = a - pad, b + pad
@@ -115,12 +116,14 @@ def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    return [round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    digits = max(0, 2 - math.floor(math.log10(step)))  # of the step and two more: sums of it are a little off
+    return [round(i * step, digits) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def tick_text(value: float) -> str:
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        mantissa, exponent = f"{value:.0e}".split("e")
+        mantissa, exponent = f"{value:.2e}".split("e")
+        mantissa = f"{float(mantissa):g}".replace("-", "−")
         power = f"10{_superscript(int(exponent))}"
         return power if mantissa == "1" else f"{mantissa}·{power}"
     return f"{value:g}".replace("-", "−")
@@ -137,10 +140,12 @@ def chart(
     legend, rows = _legend(series)
     top = 12 + (20 if title else 0) + rows * LEGEND_ROW
     height = HEIGHT + rows * LEGEND_ROW + (20 if title else 0)
+    series = _drawable(series, x, y)
     xs = [v for s in series for v in s.xs] + [at for at, _ in marks]
     ys = [v for s in series for part in (s.ys, s.low, s.high) if part is not None for v in part]
-    if y.log:
-        ys = [v for v in ys if v > 0]
+    if not ys:
+        nothing = f'<text x="{WIDTH / 2:g}" y="{height / 2:g}" text-anchor="middle">no value can be drawn</text>'
+        return f"{_open(height, alt)}{nothing}</svg>"
     to_x = _Scale(x, xs, LEFT, WIDTH - RIGHT, 0.03)
     to_y = _Scale(y, ys, height - BOTTOM, top, 0.06)
     parts = [_open(height, alt)]
@@ -157,6 +162,23 @@ def chart(
     box = f'x="{left}" y="{upper}" width="{wide}" height="{deep}" viewBox="{left} {upper} {wide} {deep}"'
     drawn = "".join(part for s in series for part in _draw(s, to_x, to_y))
     return "".join([*parts, f"<svg {box}>{drawn}</svg></svg>"])
+
+
+def _fits(value: float, axis: Axis) -> bool:
+    return math.isfinite(value) and (value > 0 or not axis.log)
+
+
+def _drawable(series: Sequence[Series], x: Axis, y: Axis) -> list[Series]:
+    """Without values that have no place on the axes; a band that reaches to such a value ends at the lowest drawn."""
+    edges = [v for s in series for part in (s.ys, s.low, s.high) if part is not None for v in part if _fits(v, y)]
+    floor = min(edges, default=0.0)
+    found = []
+    for s in series:
+        kept = [i for i, (a, b) in enumerate(zip(s.xs, s.ys, strict=True)) if _fits(a, x) and _fits(b, y)]
+        bands = [part and [part[i] if _fits(part[i], y) else floor for i in kept] for part in (s.low, s.high)]
+        xs, ys = ([part[i] for i in kept] for part in (s.xs, s.ys))
+        found.append(replace(s, xs=xs, ys=ys, low=bands[0], high=bands[1]))
+    return found
 
 
 def _open(height: float, alt: str) -> str:
@@ -212,15 +234,15 @@ def _draw(s: Series, to_x: _Scale, to_y: _Scale) -> list[str]:
     if s.low is not None and s.high is not None and s.points:
         for a, low, high in zip(s.xs, s.low, s.high, strict=True):
             parts.append(f'<path class="s{s.colour}" d="{_path([(to_x(a), to_y(low)), (to_x(a), to_y(high))])}"/>')
-    elif s.low is not None and s.high is not None:
+    elif s.low is not None and s.high is not None and len(s.xs):
         edge = [(to_x(a), to_y(b)) for a, b in zip(s.xs, s.high, strict=True)]
         edge += [(to_x(a), to_y(b)) for a, b in reversed(list(zip(s.xs, s.low, strict=True)))]
         parts.append(f'<path class="band f{s.colour}" d="{_path(edge)}Z"/>')
-    places = [(to_x(a), to_y(b)) for a, b in zip(s.xs, s.ys, strict=True) if not to_y.log or b > 0]
-    if s.line:
+    places = [(to_x(a), to_y(b)) for a, b in zip(s.xs, s.ys, strict=True)]
+    if s.line and places:
         parts.append(f'<path class="s{s.colour}{" dash" if s.dashed else ""}" d="{_path(places)}"/>')
     if s.points:
-        for (px, py), a, b in zip(places, s.xs, s.ys, strict=False):
+        for (px, py), a, b in zip(places, s.xs, s.ys, strict=True):
             hint = f"<title>{escape(s.label)}: {a:g}, {b:.4g}</title>"
             parts.append(f'<circle class="f{s.colour}" cx="{px:.1f}" cy="{py:.1f}" r="4">{hint}</circle>')
     return parts

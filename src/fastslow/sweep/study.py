@@ -23,10 +23,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..data import Dataset
 from ..files import make_folder
+from ..training.checkpoint import CheckpointError
 from ..training.config import RunConfig
 from ..training.lock import Busy, RunLock
 from ..training.loop import Trainer
-from ..training.run import RunFolder
+from ..training.run import RunError, RunFolder
 from ..training.sinks import Silent, Sink, Sinks
 from .space import Space
 
@@ -204,6 +205,8 @@ class Worker:
         except optuna.TrialPruned:
             self.study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d stopped early: below the median", trial.number)
+        except (CheckpointError, RunError):  # a full disk, a folder in use: not the trial's fault, which stays open
+            raise
         except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             trial.set_user_attr("failed", reason)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...convert import plain_name
 from ...files import write_atomically
@@ -126,7 +127,13 @@ def _histograms(model: nn.Module) -> dict[str, Values]:
         if parameter.ndim < 2:
             continue
         layer = plain_name(model, name).removesuffix(".weight")
-        found[f"weights/{layer}"] = parameter.detach().float().cpu().numpy().reshape(-1)
+        found[f"weights/{layer}"] = _finite(parameter)
         if parameter.grad is not None:
-            found[f"gradients/{layer}"] = parameter.grad.float().cpu().numpy().reshape(-1)
-    return found
+            found[f"gradients/{layer}"] = _finite(parameter.grad)
+    return {name: values for name, values in found.items() if values.size}
+
+
+def _finite(tensor: Tensor) -> Values:
+    """What can be drawn: with ``--on-nan skip`` the gradients of a step that was left out are still there."""
+    values = tensor.detach().float().cpu().numpy().reshape(-1)
+    return values[np.isfinite(values)]
