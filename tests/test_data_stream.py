@@ -227,7 +227,8 @@ def test_workers_do_not_outlive_a_killed_program(images, tmp_path):
         "    print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)\n"
         "    time.sleep(100)\n"
     )
-    program = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(script)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert program.stdout is not None
     workers = [int(word) for word in program.stdout.readline().split()]
     program.kill()
