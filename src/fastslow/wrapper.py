@@ -154,7 +154,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shifts = state.pop("shifts")
-        self.__dict__.update(state)
+        self.__dict__.update({"_frozen": (), **state})  # copies of version 0.1.0 don't have it
         for name, layer in self._layers.items():
             layer._shift, layer._bias_shift, layer._trained = shifts[name]
         self._attach()

@@ -124,7 +124,7 @@ class _Walk(Builder):
         changed: Value = known[step.all_input_nodes[0]]
         result: Value = known[step]
         memory = self.memory.get(changed.index, changed.index)
-        later = set(recorded_after(step))
+        later = set(_recorded_after(step))
         for node, value in known.items():
             if not isinstance(value, Value) or node is step:
                 continue
@@ -196,7 +196,7 @@ def _usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     return (*before, *args, *after), renamed
 
 
-def recorded_after(step: fx.Node) -> Iterator[fx.Node]:
+def _recorded_after(step: fx.Node) -> Iterator[fx.Node]:
     while (step := step.next).op != "root":
         yield step
 
