@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from fastslow.data import DataError, load, read_folder
+from fastslow.data import DataError, Description, describe, load, read_folder
 from fastslow.data.folder import open_rgb
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -134,6 +134,17 @@ def test_formats_and_modes(tmp_path, name, mode, options):
     images = read_folder(tmp_path, "train", size=4).images
     assert images.shape == (2, 3, 4, 4)
     assert images.min() >= 254
+
+
+@pytest.mark.parametrize("kind", ["folder", "stream"])
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_description_says_what_the_images_say_and_reads_none(tmp_path, kind, size):
+    make(tmp_path, {"red": 3, "green": 3})
+    own = load(f"{kind}:{tmp_path}", size=size).test
+    expected = Description(own.shape, own.classes, own.mean, own.std)
+    for file in tmp_path.rglob("*.png"):
+        file.write_bytes(b"no image")
+    assert describe(f"{kind}:{tmp_path}", size=size) == expected
 
 
 def test_every_orientation_is_turned_as_pillow_does(tmp_path):

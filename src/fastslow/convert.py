@@ -113,9 +113,7 @@ def _why_not(layer: nn.Module) -> str | None:
     if isinstance(layer, BinaryLayer):
         return f"binary already ({layer.method.name})"
     if isinstance(layer, LazyModuleMixin):
-        raise ValueError(
-            f"{type(layer).__name__} has no weight yet; run one batch through the model, then call binarize_"
-        )
+        return None  # if it is chosen, it has to have its weight first
     if not isinstance(layer, tuple(BINARY_OF)):
         return f"there is no binary {type(layer).__name__}"
     if type(layer) not in BINARY_OF:
@@ -176,18 +174,19 @@ def binarize_(
     convert: dict[str, nn.Module] = {}
     left: dict[str, str] = {}
     for name, layer in layers.items():
-        lazy = isinstance(layer, LazyModuleMixin)  # which is refused, unless it stays as it is
-        reason = None if lazy else _why_not(layer)
+        reason = _why_not(layer)
         if reason is None and skips(name, layer):
             reason = "skipped"
         if reason is None and not wanted(name, layer):
             reason = "not chosen by only"
-        if reason is None and lazy:
-            reason = _why_not(layer)
-        if reason is None:
-            convert[name] = layer
-        else:
+        if reason is not None:
             left[name] = reason
+        elif isinstance(layer, LazyModuleMixin):
+            raise ValueError(
+                f"{type(layer).__name__} has no weight yet; run one batch through the model, then call binarize_"
+            )
+        else:
+            convert[name] = layer
     if not convert:
         found = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise ValueError(

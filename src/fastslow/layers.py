@@ -148,14 +148,15 @@ class BinaryLayer(nn.Module):
 
     def lookahead_weight(self) -> Tensor:
         """``W~ = W - eta U`` in training (Eq. 12), ``W`` in evaluation and for methods that don't look ahead."""
-        return self.weight if self.shift is None else self.weight - self.shift
+        shift = self.shift
+        return self.weight if shift is None else self.weight - shift
 
     def forward_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as this forward pass uses them."""
         if torch.is_grad_enabled():
             self._trained = self.training
         bias = self.bias
-        if self.shift is not None and bias is not None and self._bias_shift is not None:
+        if bias is not None and self._bias_shift is not None and self.shift is not None:
             bias = bias - self._bias_shift
         weight = self.method.forward_weight(self)
         needs_owner = self.method.needs_wrapper or self.method.scheduled

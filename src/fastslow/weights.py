@@ -67,8 +67,9 @@ def save_weights(model: nn.Module, path: str | Path, metadata: dict[str, str] | 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], origin: str | Path) -> None:
     """``load_state_dict(strict=True)`` whose error is one sentence."""
     model = unwrap(model)
-    names = {plain_name(model, key): key for key in model.state_dict()}
-    wanted = {name: model.state_dict()[key] for name, key in names.items()}
+    state = model.state_dict()
+    names = {plain_name(model, key): key for key in state}
+    wanted = {name: state[key] for name, key in names.items()}
     own = {f"{name}.{key}" for name, layer in binary_layers(model).items() for key in layer._own}
     missing = sorted(wanted.keys() - weights.keys() - own)  # a method's own parameters are made from the weights
     surplus = sorted(weights.keys() - wanted.keys())

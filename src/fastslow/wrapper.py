@@ -261,13 +261,13 @@ class BinaryOptimizer(torch.optim.Optimizer):
         or no parameter at all.
         """
         for name, layer in self._layers.items():
-            if hasattr(layer, "parametrizations") or {"weight_orig", "weight_g"} & layer._parameters.keys():
-                raise ValueError(
-                    f"the weight of {name} is made of other parameters (weight_norm, pruning, a parametrization), and "
-                    "the methods move the weight itself: remove that before fs.binarize_"
-                )
             whole = isinstance(layer.weight, nn.Parameter) and layer.weight.ndim == layer._dimensions
             if not whole or hasattr(layer.weight, "placements"):
+                if hasattr(layer, "parametrizations") or {"weight_orig", "weight_g"} & layer._parameters.keys():
+                    raise ValueError(
+                        f"the weight of {name} is made of other parameters (weight_norm, pruning, a parametrization), "
+                        "and the methods move the weight itself: remove that before fs.binarize_"
+                    )
                 raise ValueError(
                     f"the weight of {name} is split over processes (FSDP), and the methods need each layer's whole: "
                     "train with DistributedDataParallel, or leave the binary layers out of the sharding"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from .embedded import read_mini
 from .errors import DataError
 from .fetch import fetch_archive, is_present
 from .folder import read_folder
-from .images import Channels, ImageSet
+from .images import HALF, Channels, ImageSet
 from .stream import FileSet, StreamedBatches, read_stream
 
 _FOLDER, _STREAM = "folder:", "stream:"
@@ -101,10 +101,13 @@ class Description:
 
 
 def describe(name: str, *, size: int | None = None) -> Description:
-    """The same as the sets that `load` returns say of themselves; CIFAR needn't be there for it."""
-    cifar = {"cifar10": CIFAR10, "cifar100": CIFAR100}.get(name)
+    """The same as the sets that `load` returns say of themselves; no image is read, and CIFAR needn't be there."""
+    cifar = {"cifar10": CIFAR10, "cifar100": CIFAR100, "mini": CIFAR10}.get(name)  # the mini set is a part of CIFAR-10
     if cifar is not None and size is None:
         return Description((3, 32, 32), cifar.classes, cifar.mean, cifar.std)
+    if name.startswith(_FOLDER):  # listed as a stream is, which has other numbers for mean and deviation
+        listed = describe(f"{_STREAM}{name.removeprefix(_FOLDER)}", size=32 if size is None else size)
+        return replace(listed, mean=HALF, std=HALF)
     images = load(name, size=size).test
     return Description(images.shape, images.classes, images.mean, images.std)
 

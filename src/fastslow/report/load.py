@@ -15,15 +15,6 @@ from ..training.config import FIRST_AND_LAST, NONE, RunConfig
 from ..training.run import WEIGHTS, RunError, RunFolder
 from ..weights import load_strictly, load_weights, read_metadata
 
-_CLASSES = {"cifar10": 10, "cifar100": 100, "mini": 10}
-
-
-def class_count(data: str) -> int:
-    """Classes of a data set, without loading its images where that is known."""
-    if data not in _CLASSES and data.startswith("folder:"):
-        data = f"stream:{data.removeprefix('folder:')}"  # which reads no image
-    return _CLASSES[data] if data in _CLASSES else len(datasets.load(data).train.classes)
-
 
 def load_trained(what: Path, *, model: str | None = None, data: str | None = None) -> tuple[nn.Module, RunConfig]:
     """The network of a run at its newest state, or of a weights file, and the config it belongs to."""
@@ -32,7 +23,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         config = run.config()
         if model is not None and model != config.model:
             raise ValueError(f"--model {model}: the run in {what} trained {config.model}; leave it out")
-        network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
+        network = build_model(dataclasses.replace(config, weights=NONE), len(datasets.describe(config.data).classes))
         weights = what / WEIGHTS
         if weights.is_file():
             load_strictly(network, load_weights(weights), weights)
@@ -51,7 +42,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
                 f"{what} holds the latent weights of a network trained with {method}: give the folder of its run"
             )
         config = RunConfig(model=model, data=data or "cifar10", method=None)
-        network = build_model(config, class_count(config.data))
+        network = build_model(config, len(datasets.describe(config.data).classes))
         load_strictly(network, weights, what)
     if data is not None:
         config = dataclasses.replace(config, data=data, holdout=0)
@@ -78,9 +69,7 @@ def load_for_summary(
         raise ValueError("give the folder of a run, or name a network with --model")
     skips = (FIRST_AND_LAST,) if skip is None else tuple(entry for entry in skip if entry != "none")
     of_imagenet = model in ("resnet18", "resnet34")
-    network = build_model(
-        RunConfig(model=model, method=method, skip=skips), classes or (1000 if of_imagenet else class_count("cifar10"))
-    )
+    network = build_model(RunConfig(model=model, method=method, skip=skips), classes or (1000 if of_imagenet else 10))
     if what is not None:
         load_strictly(network, load_weights(what), what)
     else:

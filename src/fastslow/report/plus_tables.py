@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..recipes import plus
 from ..recipes.base import PAPER_EPOCHS
 from .document import Table
@@ -14,15 +16,19 @@ def _groups(results: Results) -> dict[str, Group]:
     return {setting.name: results.group(setting) for setting in plus.settings()}
 
 
-def plus_table(results: Results) -> Table:
-    """fsg-plus and STE, pair by pair, with the time that both took."""
+def _beside_ste(results: Results) -> Iterator[tuple[str, str, Group, Group]]:
+    """Network, recipe, and what fsg-plus and STE have there."""
     groups = _groups(results)
-    rows = []
     for name, group in groups.items():
         model, protocol, method = name.split("/")
-        if method == STE:
-            continue
-        ste = groups[f"{model}/{protocol}/{STE}"]
+        if method != STE:
+            yield model, protocol, group, groups[f"{model}/{protocol}/{STE}"]
+
+
+def plus_table(results: Results) -> Table:
+    """fsg-plus and STE, pair by pair, with the time that both took."""
+    rows = []
+    for model, protocol, group, ste in _beside_ste(results):
         against = group.against(ste)
         rows.append(
             (
@@ -43,13 +49,10 @@ def plus_table(results: Results) -> Table:
 
 def readme_table(results: Results) -> Table:
     """The same in short, one row a recipe that both were run on, behind the float network that they start from."""
-    groups = _groups(results)
     rows = []
-    for name, group in groups.items():
-        model, protocol, method = name.split("/")
-        ste = groups[f"{model}/{protocol}/{STE}"]
+    for model, protocol, group, ste in _beside_ste(results):
         against = group.against(ste)
-        if method == STE or against is None:
+        if against is None:
             continue
         start = results.float_accuracies.get(group.start or "")
         rows.append(

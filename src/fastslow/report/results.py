@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..files import PRETRAINED
 from ..recipes import Setting
 from ..reproduce.record import read_records
 from ..training.config import RunConfig
@@ -130,8 +131,7 @@ class Results:
         """Of the float weights that runs start from, by their SHA-256: those measured for ``starts``, and our own."""
         starts = self.extra("starts") or {"accuracies": {}, "sha256": {}}
         found = {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
-        folder = Path(str(resources.files("fastslow") / "pretrained"))
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in sorted(PRETRAINED.glob("*.safetensors")):
             result = json.loads(path.with_suffix(".result.json").read_text())
             found[file_digest(path)] = result["test_accuracy"]
         return found

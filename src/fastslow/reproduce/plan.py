@@ -85,9 +85,8 @@ def _once(runs: list[PlannedRun]) -> list[PlannedRun]:
         first.setdefault(run.config.key, run)
     taken: set[str] = set()
     for key, run in first.items():
-        if (
-            run.name in taken
-        ):  # two recipes may call different runs alike: the overhead's are those of a table, but short
+        # Two recipes may call different runs alike: those of the overhead table are those of another one, but short.
+        if run.name in taken:
             first[key] = dataclasses.replace(run, name=f"{run.name} ({key})")
         taken.add(run.name)
     return list(first.values())
