@@ -16,6 +16,11 @@ from ..training.run import WEIGHTS, RunError, RunFolder
 from ..weights import load_strictly, load_weights, read_metadata
 
 
+def class_count(data: str) -> int:
+    """Classes of a data set, without reading an image."""
+    return len(datasets.describe(data).classes)
+
+
 def load_trained(what: Path, *, model: str | None = None, data: str | None = None) -> tuple[nn.Module, RunConfig]:
     """The network of a run at its newest state, or of a weights file, and the config it belongs to."""
     if what.is_dir():
@@ -23,7 +28,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         config = run.config()
         if model is not None and model != config.model:
             raise ValueError(f"--model {model}: the run in {what} trained {config.model}; leave it out")
-        network = build_model(dataclasses.replace(config, weights=NONE), len(datasets.describe(config.data).classes))
+        network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
         weights = what / WEIGHTS
         if weights.is_file():
             load_strictly(network, load_weights(weights), weights)
@@ -42,7 +47,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
                 f"{what} holds the latent weights of a network trained with {method}: give the folder of its run"
             )
         config = RunConfig(model=model, data=data or "cifar10", method=None)
-        network = build_model(config, len(datasets.describe(config.data).classes))
+        network = build_model(config, class_count(config.data))
         load_strictly(network, weights, what)
     if data is not None:
         config = dataclasses.replace(config, data=data, holdout=0)
