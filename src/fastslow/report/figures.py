@@ -201,11 +201,8 @@ def cost_figures(results: Results) -> list[Figure]:
             )
             for g in groups
         ]
-        shared = sorted({int(r.conditions.get("jobs", 1)) for g in groups for r in g.records})
-        beside = f"{shared[0]}" if len(shared) == 1 else f"{shared[0]} to {shared[-1]}"
-        alt = (
-            f"Last-epoch accuracy against seconds of training, {where}; {beside} runs shared the device: "
-            + ", ".join(f"{method_name(g.method)} {g.mean('seconds'):.0f} s, {g.mean():.2f} %" for g in groups)
+        alt = f"Last-epoch accuracy against seconds of training, {where}: " + ", ".join(
+            f"{method_name(g.method)} {g.mean('seconds'):.0f} s, {g.mean():.2f} %" for g in groups
         )
         body = chart(series, Axis("seconds of training", log=True), Axis("test accuracy, %"), alt=alt)
         found.append(Figure(f"seconds-{model}-{protocol}", f"{where}: accuracy against time", alt, body))

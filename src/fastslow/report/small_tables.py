@@ -180,10 +180,11 @@ def run_table(results: Results) -> Table:
                 str(config.epochs),
                 NONE if record.failed else f"{record['seconds']:.0f}",
                 config.precision,
-                f"{conditions['device']}, {conditions.get('jobs', 1)} side by side",
+                f"{conditions['device']}, {conditions.get('jobs', 1)} of its grid at once",
                 f"{conditions['torch']}",
                 conditions.get("commit") or NONE,
             )
         )
     columns = ("File", "Last", "Best (epoch)", "Epochs", "Seconds", "Precision", "Device", "torch", "Commit")
-    return Table("Recorded runs", columns, tuple(rows), note="" if rows else "None yet.")
+    note = "Other grids may have shared the device too." if rows else "None yet."
+    return Table("Recorded runs", columns, tuple(rows), note=note)
