@@ -201,10 +201,14 @@ def test_from_a_checkpoint_to_the_page(
         record_diagnosis(tmp_path, cpu, run=run.path, steps=2, tell=print, **options)  # pyright: ignore
     record_diagnosis(tmp_path, cpu, run=None, steps=3, tell=print, **{**options, "method": "fsg-weight"})  # pyright: ignore
 
-    assert len(load_diagnoses(tmp_path)) == 2
+    record_diagnosis(tmp_path, cpu, run=None, optimizer="sgd", steps=2, tell=print, **options)  # pyright: ignore
+
+    assert len(load_diagnoses(tmp_path)) == 3
     write_report(tmp_path, tmp_path / "docs")
     text = (tmp_path / "docs" / "diagnosis.md").read_text()
     assert "fastslow diagnose --method fsg-weight --model resnet8 --data mini --steps 3" in text
+    assert "fastslow diagnose --method fsg-weight --model resnet8 --data mini --optimizer sgd --steps 2" in text
+    assert "ResNet-8, SGD" in text
     assert "![" in text
 
 

@@ -17,6 +17,7 @@ from .svg import Axis, Figure, Series, chart
 from .words import data_name, method_name, model_name, protocol_name
 
 _MISSING = "not run"
+_USUAL_OPTIMIZER = "adam"  # named only where it is another one
 
 
 class Diagnosis:
@@ -32,13 +33,17 @@ class Diagnosis:
     @property
     def label(self) -> str:
         name = f"{method_name(self.config.method or '')}, {model_name(self.config.model)}"
+        if self.config.optimizer != _USUAL_OPTIMIZER:
+            name += f", {protocol_name(self.config.optimizer)}"
         return name if len(self.steps) > 1 else f"{name}, step {self.steps[0]:g}"
 
     @property
     def command(self) -> str:
         config = self.config
-        if len(self.steps) > 1:
+        if f"-first-{self.steps[-1]:g}-" in self.path.name:  # as `fastslow diagnose` names what it trained itself
             network = f"--model {config.model} --data {config.data}"
+            if config.optimizer != _USUAL_OPTIMIZER:
+                network += f" --optimizer {config.optimizer}"
             return f"fastslow diagnose --method {config.method} {network} --steps {self.steps[-1]:g}"
         return f"fastslow diagnose RUN  # of {config.method}, {config.model}, {config.data}, seed {config.seed}"
 
@@ -168,7 +173,14 @@ def _number(value: float | None) -> str:
 
 def _over_steps(found: list[Diagnosis], key: str, label: str, name: str, log: bool = False) -> list[Figure]:
     series = [
-        Series(d.label, colour(d.config.method or ""), d.steps, d.rows[key], points=True)
+        Series(
+            d.label,
+            colour(d.config.method or ""),
+            d.steps,
+            d.rows[key],
+            points=True,
+            dashed=d.config.optimizer != _USUAL_OPTIMIZER,
+        )
         for d in found
         if key in d.rows and (not log or max(d.rows[key]) > 0)
     ]

@@ -166,8 +166,8 @@ def build(results: Results) -> list[Section]:
         Section(
             "seconds",
             "Accuracy against time",
-            "A point a run. A run that shared the device with others took longer than it would alone: to compare costs, see "
-            "the overhead table.",
+            "A point a run. A run that shared the device with others took longer than it would alone: to compare "
+            "costs, see the overhead table.",
             tuple(figures.cost_figures(results)),
         ),
         Section(

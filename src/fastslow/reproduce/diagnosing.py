@@ -28,6 +28,7 @@ def record_diagnosis(
     method: str,
     model: str,
     data: str,
+    optimizer: str = "adam",
     steps: int,
     seed: int,
     data_root: Path | None,
@@ -39,13 +40,13 @@ def record_diagnosis(
         config = folder.config()
     else:
         folder = None
-        config = paper_protocol(model, data, method, seed=seed)
+        config = paper_protocol(model, data, method, optimizer, seed=seed)
         try:
             find_weights(config.weights)
         except ValueError:
             if data in ("cifar10", "cifar100"):
                 raise
-            config = paper_protocol(model, data, method, seed=seed, weights=NONE)
+            config = paper_protocol(model, data, method, optimizer, seed=seed, weights=NONE)
     if folder is not None and not folder.checkpoints.paths():
         raise ValueError(
             f"{run} has no checkpoint; the grid keeps one of FSG's runs with seed 0, or diagnose without it"
