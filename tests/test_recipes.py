@@ -104,7 +104,10 @@ def test_research_never_sees_the_test_set_and_changes_one_thing() -> None:
     assert usual == dataclasses.replace(settings["resnet20/base/ste"], schedule="cosine")
     assert settings["resnet20/ema-0.999/ste"] == dataclasses.replace(usual, ema=0.999)
     assert settings["resnet20/adam-cosine/multifc"] == dataclasses.replace(usual, method="multifc")
-    assert change(research.IDEAS[2]) == "lr 0.0003 (against adam-cosine/ste)"
+    assert change(research.IDEAS[2], 100) == "lr 0.0003 (against adam-cosine/ste)"
+    restarts = next(idea for idea in research.IDEAS if idea.name == "restarts/ste")
+    assert change(restarts, 62) == "schedule restarts, epochs 62 (against adam-cosine/ste)"
+    assert change(restarts, 30) == "schedule restarts (against adam-cosine/ste)"  # screened, as all of them
 
 
 def test_the_start_of_research_is_what_pretrain_trains(monkeypatch: pytest.MonkeyPatch) -> None:

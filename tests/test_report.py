@@ -260,13 +260,15 @@ def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    found = Paired(5, -0.304, 0.0212, -1.94, (-0.52, -0.08), None)
+    found = Paired(5, 90.0, -0.304, 0.0212, -1.94, (-0.52, -0.08), None)
     assert difference(found) == "−0.30 [−0.52, −0.08]"
     assert pair_words(found) == "p = 0.021, d = −1.9, n = 5"
     assert verdict(found) == "worse than STE"
-    assert verdict(Paired(5, 0.3, 0.2, 0.4, None, None)) == "nothing"
-    assert verdict(Paired(1, 0.3, None, None, None, None)) == "too few runs"
-    assert pair_words(Paired(6, 1.0, 0.0001, 3.0, None, 0.03125)) == "p < 0.001, d = +3.0, Wilcoxon p = 0.031, n = 6"
+    assert verdict(Paired(5, 90.0, 0.3, 0.2, 0.4, None, None)) == "nothing"
+    assert verdict(Paired(1, 90.0, 0.3, None, None, None, None)) == "too few runs"
+    assert (
+        pair_words(Paired(6, 90.0, 1.0, 0.0001, 3.0, None, 0.03125)) == "p < 0.001, d = +3.0, Wilcoxon p = 0.031, n = 6"
+    )
     assert (signed(-0.001), signed(0.0), signed(2)) == ("0.00", "0.00", "+2.00")
 
 

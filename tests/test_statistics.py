@@ -80,7 +80,8 @@ def test_sleep_data_of_student_1908() -> None:
 def test_pairs_that_say_nothing() -> None:
     single = paired([90.0], [89.0])
     assert (single.n, single.difference, single.p, single.effect) == (1, 1.0, None, None)
-    assert paired([1.0, 2.0], [0.0, 1.0]).p is None
+    two = paired([1.0, 3.0], [0.0, 1.0])
+    assert (two.difference, two.reference, two.p, two.effect, two.interval) == (1.5, 0.5, None, None, None)
     assert paired([90.1, 91.2, 92.3], [90.0, 91.1, 92.2]).p is None  # equal but for the last bits
     with pytest.raises(ValueError, match="pairs are needed: 2 and 1"):
         paired([1.0, 2.0], [1.0])

@@ -72,7 +72,7 @@ RECIPES = (
     Idea("adamw-1e-2", "The same, a hundred times stronger.", {**_ADAMW, "weight_decay": 1e-2}, _USUAL),
     Idea("momentum-0.1", "What trains float networks best also trains bits.", {**_MOMENTUM, "lr": 0.1}, _USUAL),
     Idea("momentum-0.01", "The same with a step that suits pretrained weights.", {**_MOMENTUM, "lr": 0.01}, _USUAL),
-    Idea("restarts", "A warm restart leaves a poor assignment of bits; 62 epochs.", _RESTARTS, _USUAL),
+    Idea("restarts", "A warm restart leaves a poor assignment of bits.", _RESTARTS, _USUAL),
     Idea(
         "mcdonnell",
         "McDonnell's scale and schedule, from float weights, first and last layer in float.",

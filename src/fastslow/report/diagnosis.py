@@ -105,7 +105,8 @@ def diagnosis_sections(results: Results) -> list[Section]:
         _claim(
             "k",
             "The sign of the fast-net",
-            "A linear fast-net is one number k. Below zero, it registers gradients that point uphill.",
+            "A linear fast-net is one number k. Below zero, it registers gradients that point uphill. Adam divides a "
+            "common factor out of its steps; for SGD k is a factor of the learning rate.",
             found,
             (("k", "k"), ("cosine of fast gradient and STE's", "cosine_fast_straight")),
             _over_steps(over_time, "k", "k", "k"),

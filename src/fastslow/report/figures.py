@@ -86,7 +86,7 @@ def research_curves(results: Results) -> list[Figure]:
 
 INDICATORS = {
     "flip_ratio": "share of the bits flipped in an epoch",
-    "gradient_cosine": "cosine of the generated and the straight-through gradient",
+    "gradient_cosine": "cosine of the gradient generated from the last batch and STE's of this one",
     "cosine_to_float": "cosine to the float network's gradient",
     "estimating_error": "estimating error",
     "gradient_stability": "variance of the gradient's size",
@@ -145,7 +145,7 @@ def _late_limits(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def _ends(groups: Sequence[Group], name: str) -> str:
-    return ", ".join(f"{method_name(g.method)} ends at {g.mean(name):.3g}" for g in groups) + "."
+    return ", ".join(f"{method_name(g.method)} ends at {g.mean(name):.4g}" for g in groups) + "."
 
 
 def sweep_figures(results: Results) -> list[Figure]:

@@ -226,8 +226,9 @@ _METRICS = (
 )
 _TESTS = (
     "“Against STE” compares runs with equal seeds, which see the same images in the same order: mean difference, "
-    "[95 % confidence interval], p of the two-sided paired t-test, Cohen's d of the differences, and from six "
-    "pairs on Wilcoxon's signed-rank test. The p-values are not corrected for the number of comparisons."
+    "[95 % confidence interval], p of the two-sided paired t-test, Cohen's d of the differences (all three from "
+    "three pairs on), and from six pairs on Wilcoxon's signed-rank test. The p-values are not corrected for the number "
+    "of comparisons."
 )
 _PAPER = (
     "Pretrained float weights, 100 epochs, batches of 128, lr 1e-3 and a tenth every 30 epochs, first and last layer "

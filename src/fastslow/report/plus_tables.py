@@ -43,7 +43,7 @@ def plus_table(results: Results) -> Table:
             )
         )
     columns = ("Setting", "STE, last epoch", "FSG-plus, last epoch", "n", "Difference [95 %]", "Paired t-test")
-    columns = (*columns, "Training loss, FSG-plus / STE", "Time, times STE")
+    columns = (*columns, "Training loss, FSG-plus / STE", "Time on a shared device, times STE")
     return Table("The same recipe, seeds and data for both", columns, tuple(rows), labels=1)
 
 

@@ -27,7 +27,7 @@ class _Tried:
 def validation_tables(results: Results) -> list[Table]:
     """Accuracy and time of every row, and of shorter runs where there are any."""
     columns = ("Recipe", "Gradient", "Epochs", "Validation, last epoch", "n", "Compared with", "Difference [95 %]")
-    columns = (*columns, "Paired t-test", "Minutes")
+    columns = (*columns, "Paired t-test", "Minutes, shared device")
     tables = []
     for title, tried in _by_length(results):
         rows = [
@@ -55,18 +55,27 @@ def idea_tables(results: Results) -> list[Table]:
     tables = []
     for title, tried in _by_length(results):
         rows = [
-            (one.idea.name, one.idea.hypothesis, change(one.idea), _result(one), _training_loss(one), _verdict(one))
+            (
+                one.idea.name,
+                one.idea.hypothesis,
+                change(one.idea, one.group.setting.config.epochs),
+                _result(one),
+                _training_loss(one),
+                _verdict(one),
+            )
             for one in tried
         ]
         tables.append(Table(title, columns, tuple(rows), labels=len(columns)))
     return tables
 
 
-def change(idea: Idea) -> str:
-    """The fields in which an idea differs from the row it is compared with."""
+def change(idea: Idea, epochs: int) -> str:
+    """The fields in which an idea differs from the row it is compared with; where all were screened, not in epochs."""
     if idea.against is None:
         return NONE
     mine, other = idea.setting.config, _named(idea.against).setting.config
+    if epochs != mine.epochs:
+        mine, other = dataclasses.replace(mine, epochs=epochs), dataclasses.replace(other, epochs=epochs)
     names = [field.name for field in dataclasses.fields(RunConfig)]
     changed = [f"{name} {getattr(mine, name)}" for name in names if getattr(mine, name) != getattr(other, name)]
     return f"{', '.join(changed)} (against {idea.against})"

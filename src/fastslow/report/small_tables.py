@@ -150,7 +150,7 @@ def float_table(results: Results) -> Table:
                 f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
             )
         )
-    columns = ("Network", "Paper", "Weights the runs start from", "Pretrained by us, last epoch", "Best")
+    columns = ("Network", "Paper", "Published weights", "Pretrained by us, last epoch", "Best")
     return Table("Float networks", columns, tuple(rows))
 
 
@@ -177,6 +177,7 @@ def run_table(results: Results) -> Table:
                 str(record.path),
                 shown,
                 best,
+                "test" if config.holdout == 0 else f"{config.holdout} held out",
                 str(config.epochs),
                 NONE if record.failed else f"{record['seconds']:.0f}",
                 config.precision,
@@ -185,6 +186,17 @@ def run_table(results: Results) -> Table:
                 conditions.get("commit") or NONE,
             )
         )
-    columns = ("File", "Last", "Best (epoch)", "Epochs", "Seconds", "Precision", "Device", "torch", "Commit")
+    columns = (
+        "File",
+        "Last",
+        "Best (epoch)",
+        "Measured on",
+        "Epochs",
+        "Seconds",
+        "Precision",
+        "Device",
+        "torch",
+        "Commit",
+    )
     note = "Other grids may have shared the device too." if rows else "None yet."
     return Table("Recorded runs", columns, tuple(rows), note=note)

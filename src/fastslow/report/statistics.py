@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+PAIRS_LEAST = 3  # two pairs say next to nothing of their spread: p, d and interval would be accidents
 WILCOXON_LEAST = 6  # with fewer pairs the smallest possible p-value is above 0.05: the test could only say no
 
 
@@ -29,6 +30,7 @@ class Paired:
     """A comparison in pairs: ``a - b``."""
 
     n: int
+    reference: float  # the mean of b, over the seeds that a has too
     difference: float
     p: float | None  # two-sided, of the t-test; None where it isn't defined
     effect: float | None  # Cohen's d of the differences: their mean in units of their deviation
@@ -44,14 +46,14 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     differences = [round(x - y, 9) for x, y in zip(a, b, strict=True)]
     n, difference, spread = len(differences), mean(differences), deviation(differences)
     ranks = wilcoxon(differences) if n >= WILCOXON_LEAST else None
-    if (
-        spread is None or spread < 1e-9
-    ):  # one pair, or all differences equal: there is nothing to measure the difference with
-        return Paired(n, difference, None, None, None, ranks)
+    reference = mean(b)
+    if n < PAIRS_LEAST or spread is None or spread < 1e-9:  # or all differences equal: nothing to measure them with
+        return Paired(n, reference, difference, None, None, None, ranks)
     error = spread / math.sqrt(n)
     reach = student_quantile(0.975, n - 1) * error
     p = student_two_sided(difference / error, n - 1)
-    return Paired(n, difference, p, difference / spread, (difference - reach, difference + reach), ranks)
+    interval = (difference - reach, difference + reach)
+    return Paired(n, reference, difference, p, difference / spread, interval, ranks)
 
 
 # -- Student's t ------------------------------------------------------------------------------------------------------
