@@ -96,7 +96,10 @@ def test_research_says_what_the_runs_say(tmp_path: Path) -> None:
     assert "words of before" not in once
     write_report(results, tmp_path)
     assert page.read_text() == once
-    page.write_text("# x\n")
+    page.write_text("# x\n")  # somebody else's page
+    assert page not in write_report(results, tmp_path)
+    assert page.read_text() == "# x\n"
+    page.write_text(f"# x\n{IDEAS[0]}\n")
     with pytest.raises(ValueError, match="between which what was tried goes"):
         write_report(results, tmp_path)
     page.write_text(f"# x\n\n{IDEAS[0]}\n{IDEAS[1]}\n")

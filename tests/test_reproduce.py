@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from fastslow.reproduce.record import (
     write_record,
 )
 from fastslow.reproduce.watch import describe, dry_run_lines, duration, summary_lines
-from fastslow.reproduce.worker import noted_jobs, resume_command
+from fastslow.reproduce.worker import noted, resume_command
 from fastslow.training.config import RunConfig
 from fastslow.training.named_weights import find_weights
 
@@ -268,6 +269,63 @@ def test_other_float_weights_are_another_run(
     assert sorted(names) == [run.stem, f"{run.stem}-from-{digest[:8]}"]
 
 
+def test_a_run_goes_on_from_the_weights_it_began_with(
+    make_grid: Callable[..., Grid], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(weights))
+    config = RunConfig(model="resnet8", data="mini", method="ste", epochs=2, seed=1, weights="name:some")
+    run = PlannedRun("resnet8/adam/ste/seed1", config)
+    (weights / "some.safetensors").write_bytes(b"one")
+    assert make_grid([run], "fail").run().failed  # begun, and not finished
+    (weights / "some.safetensors").write_bytes(b"two")
+    (why,) = make_grid([run]).run().failed.values()
+    assert "was begun from other float weights" in why
+    (weights / "some.safetensors").write_bytes(b"one")
+    grid = make_grid([run], "hang", minutes=0.005)
+    assert grid.run().left == [run.name]
+    assert make_grid([run]).run().finished == [run.name]
+    ((path, record),) = read_records(tmp_path / "results")
+    assert record["conditions"]["weights_sha256"] == hashlib.sha256(b"one").hexdigest()
+    # Finished, but not yet recorded when the weights changed: the record says what it was begun from.
+    path.unlink()
+    (weights / "some.safetensors").write_bytes(b"two")
+    make_grid([run]).run()
+    ((_, record),) = read_records(tmp_path / "results")
+    assert record["conditions"]["weights_sha256"] == hashlib.sha256(b"one").hexdigest()
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", "{}"), ("result.json", "{"), ("grid.json", "no")])
+def test_a_damaged_folder_costs_its_own_run_only(make_grid: Callable[..., Grid], name: str, content: str) -> None:
+    runs = runs_of(3)
+    grid = make_grid(runs, jobs=2)
+    assert make_grid(runs[1:2], "fail").run().failed
+    (grid.folder(runs[1]) / name).write_text(content)
+    outcome = grid.run()
+    assert sorted(outcome.finished) == [runs[0].name, runs[2].name]
+    assert str(grid.folder(runs[1])) in outcome.failed[runs[1].name]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL (out of memory?); the same command goes on from its checkpoint"),
+        (signal.SIGTERM, "somebody else stopped it; the same command goes on"),
+    ],
+)
+def test_a_worker_that_somebody_else_ends(make_grid: Callable[..., Grid], number: int, words: str) -> None:
+    (run,) = runs_of(1, epochs=3)
+
+    def end(snapshot: Snapshot) -> None:
+        if snapshot.epochs_done:
+            for worker in grid.active:
+                worker.stop(signal.Signals(number))
+
+    grid = make_grid([run], "hang", show=end)
+    assert grid.run().failed == {run.name: words}
+
+
 def test_retired_and_repeated_runs_are_not_runs_of_today(make_grid: Callable[..., Grid], tmp_path: Path) -> None:
     (run,) = runs_of(1)
     retired = tmp_path / "results" / "retired" / "some-idea"
@@ -420,6 +478,9 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
     assert "results.html" in written
     with pytest.raises(ValueError, match="--weights-dir"):
         run_cli(capsys, "reproduce", "table1", "--weights-dir", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="--device"):
+        run_cli(capsys, "reproduce", "smoke", "--device", "tpu", *out)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_experiments_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +506,6 @@ def test_the_real_worker(tmp_path: Path) -> None:
     ((_, record),) = read_records(tmp_path / "results")
     assert record["key"] == config.key
     assert len(record["curve"]["test_accuracy"]) == 1
-    assert record["conditions"]["jobs"] == noted_jobs(grid.folder(run)) == 1
+    assert record["conditions"]["jobs"] == noted(grid.folder(run))["jobs"] == 1
     assert sum(record["latent_weights"]["layer1.0.conv1"]) == 16 * 16 * 9
     assert json.dumps(record["config"]["skip"]) == '["first-and-last"]'

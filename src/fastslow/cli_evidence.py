@@ -46,7 +46,7 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Run a table or a figure of the paper: a grid that goes on where it stopped."""
-    from .cli_support import print_json
+    from .cli_support import choose_device, print_json
     from .recipes import RECIPES
     from .reproduce.experiments import EXPERIMENTS
 
@@ -101,7 +101,9 @@ def reproduce(
             f"{len(found.blocked)} without weights"
         )
         return
-    _fetch_once({run.config.data for run in chosen}, data_root)
+    choose_device(device)  # one sentence here instead of one for each worker
+    grid.survey()
+    _fetch_once({run.config.data for run in grid.pending}, data_root)
     try:
         outcome = grid.run()
     finally:

@@ -71,6 +71,10 @@ class Group:
     def method(self) -> str:
         return self.setting.name.rsplit("/", 1)[-1]
 
+    @property
+    def precision(self) -> str | None:
+        return self.records[0].config.precision if self.records else None
+
     def values(self, name: str) -> list[float]:
         return [record.last10 if name == "last10" else float(record[name]) for record in self.records]
 
@@ -81,8 +85,8 @@ class Group:
         return deviation(self.values(name))
 
     def against(self, other: Group, name: str = "test_accuracy") -> Paired | None:
-        """Compared over the seeds that both have, if both started from the same float weights."""
-        if self.start != other.start:
+        """Compared over the seeds that both have, if both started from the same float weights and rounded alike."""
+        if (self.start, self.precision) != (other.start, other.precision):
             return None
         mine, theirs = (
             dict(zip((record.config.seed for record in group.records), group.values(name), strict=True))

@@ -23,7 +23,7 @@ from .record import (
     weights_files,
     write_record,
 )
-from .worker import Worker, noted_jobs, resume_command
+from .worker import Worker, noted, resume_command
 
 DIVERGED = "training diverged"
 
@@ -155,15 +155,15 @@ class Grid:
         while self.pending and len(self.active) < self.jobs:
             run = self.pending.pop(0)
             folder = self.folder(run)
-            if (folder / "result.json").is_file():  # finished, but the grid was killed before it took note
-                self._record(run, RunFolder.open(folder))
-                continue
             try:
-                worker = Worker(run, folder, self.command(folder), self.jobs)
+                if (folder / "result.json").is_file():  # finished, but the grid was killed before it took note
+                    self._record(run, RunFolder.open(folder))
+                else:
+                    self.active.append(Worker(run, folder, self.command(folder), self.jobs))
             except Busy as busy:
                 self.outcome.blocked[run.name] = str(busy)
-                continue
-            self.active.append(worker)
+            except ValueError as error:  # a damaged folder, or begun from other weights: the others can go on
+                self.outcome.failed[run.name] = str(error)
 
     def _reap(self) -> None:
         for worker in list(self.active):
@@ -176,18 +176,19 @@ class Grid:
             if worker.process.returncode == 0:
                 self._record(run, worker.run)
             elif worker.was_stopped():
-                self.outcome.left.append(run.name)
+                if self.outcome.stopped_by is not None:
+                    self.outcome.left.append(run.name)
+                else:
+                    self.outcome.failed[run.name] = "somebody else stopped it; the same command goes on"
             elif DIVERGED in (words := worker.last_words()):
-                jobs = noted_jobs(worker.run.path)
-                write_record(
-                    record_path(self.results, self.place(run)), failed_record(worker.run, self.device, words, jobs)
-                )
+                record = failed_record(worker.run, self.device, words, noted(worker.run.path))
+                write_record(record_path(self.results, self.place(run)), record)
                 self.outcome.diverged[run.name] = words
             else:
                 self.outcome.failed[run.name] = words
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> None:
-        write_record(record_path(self.results, self.place(run)), finished_record(folder, noted_jobs(folder.path)))
+        write_record(record_path(self.results, self.place(run)), finished_record(folder, noted(folder.path)))
         if run.config.seed == 0 and (run.config.method or "").startswith("fsg"):
             for path in folder.checkpoints.paths()[:-1]:  # `fastslow diagnose` looks at the last one
                 path.unlink()

@@ -66,27 +66,33 @@ def write_record(path: Path, result: dict[str, Any]) -> None:
     write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-def finished_record(run: RunFolder, jobs: int) -> dict[str, Any]:
+def finished_record(run: RunFolder, noted: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a finished run as it is kept: all conditions, the curve as columns."""
     result = run.result()
     assert result is not None
     record = {**result, "curve": columns(result["curve"])}
-    record["conditions"] = {**result["conditions"], **start_of(run.config()), "jobs": jobs}
+    record["conditions"] = {**result["conditions"], **_noted_conditions(run, noted)}
     if run.config().seed == 0 and run.config().method is not None:  # one seed is enough for a picture
         record["latent_weights"] = latent_histograms(run.path / WEIGHTS)
     return record
 
 
-def failed_record(run: RunFolder, device: str, sentence: str, jobs: int) -> dict[str, Any]:
+def failed_record(run: RunFolder, device: str, sentence: str, noted: Mapping[str, Any]) -> dict[str, Any]:
     """A run that diverged is a result too: repeating it would only hide it."""
     config = run.config()
     return {
         "failed": sentence,
         "config": config.to_dict(),
         "key": config.key,
-        "conditions": {**conditions(_torch_device(device)), **start_of(config), "jobs": jobs},
+        "conditions": {**conditions(_torch_device(device)), **_noted_conditions(run, noted)},
         "curve": columns(run.metrics()),
     }
+
+
+def _noted_conditions(run: RunFolder, noted: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the weights as they were when the run began, which may not be those that their names mean now."""
+    start = noted["start"] if "start" in noted else start_of(run.config())
+    return {**start, "jobs": noted.get("jobs", 1)}
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

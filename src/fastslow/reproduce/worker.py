@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ..files import write_atomically
 from ..training.run import RunFolder
 from .plan import PlannedRun
+from .record import start_of
 
 _LOG, _GRID = "log.txt", "grid.json"
 _STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
@@ -25,7 +27,7 @@ class Worker:
         self.planned = planned
         self.run = _open(folder, planned)
         with self.run.lock as lock:
-            self._note_jobs(jobs)
+            self._note(jobs)
             self.epochs_before = self.epochs_done
             self.began = time.monotonic()
             # A process group of its own: Ctrl-C in the terminal reaches the grid, which asks its workers to save. The
@@ -42,10 +44,20 @@ class Worker:
                     pass_fds=(descriptor,),
                 )
 
-    def _note_jobs(self, jobs: int) -> None:
-        """The most processes that ever ran beside this run: its seconds mean little if that is more than one."""
-        most = max(jobs, noted_jobs(self.run.path))
-        write_atomically(self.run.path / _GRID, json.dumps({"name": self.planned.name, "jobs": most}).encode())
+    def _note(self, jobs: int) -> None:
+        """What it starts from, once: a name may mean another file when it goes on.
+
+        And the most processes that ever ran beside it: its seconds mean little if that is more than one.
+        """
+        known, now = noted(self.run.path), start_of(self.planned.config)
+        start = known.get("start", now)
+        if start != now:
+            raise ValueError(
+                f"{self.run.path} was begun from other float weights ({_named(start)}) than are found now "
+                f"({_named(now)}); give the same --weights-dir, or move it away"
+            )
+        content = {"name": self.planned.name, "jobs": max(jobs, known.get("jobs", 1)), "start": start}
+        write_atomically(self.run.path / _GRID, json.dumps(content).encode())
 
     @property
     def epochs_done(self) -> int:
@@ -67,8 +79,12 @@ class Worker:
 
     def last_words(self) -> str:
         """The sentence that a failed run ended with."""
+        code = self.process.returncode
+        if code < 0:  # it had no time for a sentence
+            why = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{why}; the same command goes on from its checkpoint"
         lines = (self.run.path / _LOG).read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("fastslow: ") if lines else f"exit code {self.process.returncode}"
+        return lines[-1].removeprefix("fastslow: ") if lines else f"exit code {code}"
 
 
 def resume_command(folder: Path, device: str, data_root: Path | None) -> list[str]:
@@ -86,9 +102,19 @@ def _open(folder: Path, planned: PlannedRun) -> RunFolder:
     return run
 
 
-def noted_jobs(folder: Path) -> int:
+def noted(folder: Path) -> dict[str, Any]:
+    """What the grid wrote down beside a run: its name, ``jobs`` and ``start``."""
     path = folder / _GRID
-    return int(json.loads(path.read_text())["jobs"]) if path.is_file() else 1
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} can't be read ({error}); move {folder} away") from error
+
+
+def _named(start: dict[str, str]) -> str:
+    return " ".join(digest[:8] for digest in start.values()) or "none"
 
 
 def _environment(jobs: int) -> dict[str, str]:
