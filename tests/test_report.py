@@ -7,8 +7,10 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -141,6 +143,38 @@ def test_runs_that_round_differently_are_no_pairs(tmp_path: Path) -> None:
     assert plus_tables.readme_table(Results(tmp_path)).rows == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("conditions", lambda record: record.pop("conditions"), "is no result of a run"),
+        ("device", lambda record: record["conditions"].pop("device"), "it has no device"),
+        ("accuracy", lambda record: record.pop("test_accuracy"), "it has no test_accuracy"),
+        ("nan", lambda record: record.update(test_accuracy=math.nan), "it has no finite test_accuracy"),
+        ("curve", lambda record: record["curve"]["seconds"].pop(), "it has no curve of one length"),
+    ],
+)
+def test_a_record_that_lacks_something_is_named(
+    tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 1)
+    (path,) = tmp_path.rglob("*.json")
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"{path.name} .*{words}"):
+        Results(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["theorem", "starts", "benchmarks/step_h200_resnet20_kept", "diagnosis/mine"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"foreign": 1}'])
+def test_another_file_that_is_none_of_ours_is_named(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        write_report(tmp_path / "results", tmp_path / "docs")
+
+
 def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:
     write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 2)
     path = sorted(tmp_path.rglob("*.json"))[0]
@@ -222,7 +256,10 @@ def test_what_a_step_costs_comes_from_the_benchmarks(tmp_path: Path) -> None:
     deep = {"model": "resnet56", "method": "fsg", "ms": 9.004, "ratio": 4.5, "peak_mib": 200}
     (tmp_path / "benchmarks").mkdir()
     for name, found in zip(BENCHMARKS, ([deep], [row, unknown]), strict=True):
-        (tmp_path / "benchmarks" / f"{name}.json").write_text(json.dumps({"rows": found}))
+        (tmp_path / "benchmarks" / f"{name}.json").write_text(
+            json.dumps({"rows": found, "conditions": {"device": "some GPU"}})
+        )
+    assert step_table(Results(tmp_path)).note.startswith("some GPU, ")
     assert step_table(Results(tmp_path)).rows == (
         ("ResNet-56", "FSG", "9.00", "4.50×", "4.6×", "200"),
         ("ResNet-20", "STE", "2.00", "1.00×", "–", "100"),
@@ -435,17 +472,27 @@ def chromium() -> str | None:
 
 @pytest.mark.skipif(chromium() is None, reason="headless Chromium isn't installed")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_it_without_sideways_scrolling(written: Path, tmp_path: Path, width: int) -> None:
-    """The page itself fits the window; only tables scroll. Asked of the browser through the title."""
+@pytest.mark.parametrize("name", ["made up", "results.html", "diagnosis.html"])
+def test_a_browser_shows_it_without_sideways_scrolling(written: Path, tmp_path: Path, width: int, name: str) -> None:
+    """The page fits the window, only tables scroll, beside labels that leave them room, and figures show all words.
+
+    Asked of the browser through the title.
+    """
     page = tmp_path / "page.html"
     probe = (
         "<script>onload=()=>{let f=document.createElement('iframe');f.style.cssText="
         f"'width:{width}px;height:800px;border:0';f.srcdoc=document.getElementById('p').textContent;f.onload=()=>{{"
         "let d=f.contentDocument,s=[...d.querySelectorAll('figure>svg')].map(e=>e.getBoundingClientRect().width);"
-        "document.title=[d.documentElement.scrollWidth,Math.min(...s),s.length].join(' ')};"
+        "let cut=[...d.querySelectorAll('figure>svg')].flatMap(e=>{let o=e.getBoundingClientRect();"
+        "return [...e.querySelectorAll('text')].filter(t=>{let r=t.getBoundingClientRect();"
+        "return r.left<o.left-1||r.right>o.right+1||r.top<o.top-1||r.bottom>o.bottom+1}).map(t=>t.textContent)});"
+        "let k=[...d.querySelectorAll('td.k')].map(e=>e.getBoundingClientRect().width);"
+        "let found=[d.documentElement.scrollWidth,Math.min(...s),s.length,Math.max(0,...k),cut.join(' ; ')];"
+        "document.title=found.join(' | ')};"
         "document.body.append(f)}</script>"
     )
-    inner = (written / "results.html").read_text().replace("</textarea", "")
+    source = written / "results.html" if name == "made up" else Path(__file__).parent.parent / "docs" / name
+    inner = source.read_text().replace("</textarea", "")
     page.write_text(
         f"<title></title><body>{probe}<textarea id=p hidden>{inner.replace('&', '&amp;')}</textarea></body>"
     )
@@ -460,7 +507,9 @@ def test_a_browser_shows_it_without_sideways_scrolling(written: Path, tmp_path: 
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     shown = subprocess.run([*command, profile, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     title = shown.stdout.split("<title>", 1)[1].split("</title>", 1)[0]
-    scroll_width, narrowest, count = title.split()
+    scroll_width, narrowest, count, widest_label, cut = title.split("|")
     assert int(scroll_width) <= width
     assert float(narrowest) > 0.75 * min(width, 440)  # text of 12.5 pixels stays above 9
     assert int(count) > 3
+    assert width > 600 or float(widest_label) < 0.45 * width
+    assert not cut.strip()

@@ -128,6 +128,7 @@ def test_only_matches_whole_parts(only: list[str], count: int) -> None:
     ("options", "words"),
     [
         ({"only": ["resnet21"]}, "--only resnet21"),
+        ({"only": ["ste", "fgs"]}, "--only fgs"),
         ({"shard": "4/3"}, "--shard 4/3"),
         ({"shard": "x"}, "--shard x"),
         ({"seeds": 0}, "--seeds 0"),

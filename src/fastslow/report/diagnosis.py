@@ -25,10 +25,16 @@ class Diagnosis:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content: dict[str, Any] = json.loads(path.read_text())
-        self.config = RunConfig.from_dict(self.content["config"])
-        self.rows: dict[str, list[float]] = self.content["rows"]
-        self.steps = self.rows["step"]
+        try:
+            self.content: dict[str, Any] = json.loads(path.read_text())
+            self.config = RunConfig.from_dict(self.content["config"])
+            self.rows: dict[str, list[float]] = dict(self.content["rows"])
+            self.steps = self.rows["step"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is no diagnosis ({error}); move it away") from error
+        if "k" in self.rows:
+            below = [step for step, k in zip(self.steps, self.rows["k"], strict=True) if k <= 0]
+            self.rows["k_below_zero_until"] = [below[-1] if below else 0]
 
     @property
     def label(self) -> str:
@@ -44,7 +50,8 @@ class Diagnosis:
             network = f"--model {config.model} --data {config.data}"
             if config.optimizer != _USUAL_OPTIMIZER:
                 network += f" --optimizer {config.optimizer}"
-            return f"fastslow diagnose --method {config.method} {network} --steps {self.steps[-1]:g}"
+            seed = f" --seed {config.seed}" if config.seed else ""
+            return f"fastslow diagnose --method {config.method} {network} --steps {self.steps[-1]:g}{seed}"
         return f"fastslow diagnose RUN  # of {config.method}, {config.model}, {config.data}, seed {config.seed}"
 
     def last(self, name: str) -> float | None:
@@ -108,8 +115,12 @@ def diagnosis_sections(results: Results) -> list[Section]:
             "A linear fast-net is one number k. Below zero, it registers gradients that point uphill. Adam divides a "
             "common factor out of its steps; for SGD k is a factor of the learning rate.",
             found,
-            (("k", "k"), ("cosine of fast gradient and STE's", "cosine_fast_straight")),
-            _over_steps(over_time, "k", "k", "k"),
+            (
+                ("k", "k"),
+                ("below zero until step", "k_below_zero_until"),
+                ("cosine of fast gradient and STE's", "cosine_fast_straight"),
+            ),
+            _over_steps(over_time, "k", "k, where above zero", "k", log=True),
         ),
         _claim(
             "sizes",
@@ -169,6 +180,8 @@ def _claim(
 def _number(value: float | None) -> str:
     if value is None:
         return _MISSING
+    if isinstance(value, int):
+        return str(value)
     return (f"{value:.4f}" if 1e-3 <= abs(value) < 100 or value == 0 else f"{value:.2g}").replace("-", "−")
 
 

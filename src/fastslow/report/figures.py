@@ -86,7 +86,7 @@ def research_curves(results: Results) -> list[Figure]:
 
 INDICATORS = {
     "flip_ratio": "share of the bits flipped in an epoch",
-    "gradient_cosine": "cosine of the gradient generated from the last batch and STE's of this one",
+    "gradient_cosine": "cosine to STE's gradient",
     "cosine_to_float": "cosine to the float network's gradient",
     "estimating_error": "estimating error",
     "gradient_stability": "variance of the gradient's size",
@@ -104,7 +104,7 @@ def indicator_figures(results: Results) -> list[Figure]:
             if not measured:
                 continue
             series = [band(group, name) for group in measured]
-            alt = f"{label.capitalize()} over the epochs, {where}."
+            alt = f"{label[0].upper()}{label[1:]} over the epochs, {where}."
             body = chart(series, Axis("epoch"), Axis(label), alt=alt)
             found.append(Figure(f"{name.replace('_', '-')}-{model}-{protocol}", f"{where}: {label}", alt, body))
     return found
@@ -242,7 +242,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 def theorem_figures(results: Results) -> list[Figure]:
     """The averaged iterate's error over the iterations, on logarithmic axes."""
-    content = results.extra("theorem")
+    content = results.extra("theorem", "cases")
     if content is None:
         return []
     series = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +105,7 @@ class Results:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.records = [
-            Record(path.relative_to(root), RunConfig.from_dict(content["config"]), content)
+            Record(path.relative_to(root), RunConfig.from_dict(content["config"]), _whole(path, content))
             for path, content in (read_records(root) if root.is_dir() else ())
         ]
         self._by_kind: dict[str, list[Record]] = {}
@@ -133,22 +134,64 @@ class Results:
     @cached_property
     def float_accuracies(self) -> dict[str, float]:
         """Of the float weights that runs start from, by their SHA-256: those measured for ``starts``, and our own."""
-        starts = self.extra("starts") or {"accuracies": {}, "sha256": {}}
+        starts = self._starts
         found = {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
-        for path in sorted(PRETRAINED.glob("*.safetensors")):
-            result = json.loads(path.with_suffix(".result.json").read_text())
-            found[file_digest(path)] = result["test_accuracy"]
-        return found
+        return {**found, **_shipped_accuracies()}
 
-    def extra(self, name: str) -> dict[str, Any] | None:
-        """Another recorded experiment, such as ``theorem``."""
+    @cached_property
+    def published_floats(self) -> dict[str, float]:
+        """Accuracies measured for ``starts``, by the weights' names, less those that come with the package."""
+        starts, shipped = self._starts, _shipped_accuracies()
+        return {name: starts["accuracies"][name] for name, digest in starts["sha256"].items() if digest not in shipped}
+
+    @cached_property
+    def _starts(self) -> dict[str, dict[str, Any]]:
+        return self.extra("starts", "accuracies", "sha256") or {"accuracies": {}, "sha256": {}}
+
+    def extra(self, name: str, *fields: str) -> dict[str, Any] | None:
+        """Another recorded experiment, such as ``theorem``, which has these fields."""
         path = self.root / f"{name}.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text())
+            missing = [field for field in fields if field not in content]
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} can't be read ({error}); move it away") from error
+        if missing:
+            raise ValueError(f"{path} has no {', '.join(missing)}; move it away")
+        return content
 
     @cached_property
     def epochs(self) -> list[int]:
         """All lengths of runs that occur."""
         return sorted({record.config.epochs for record in self.records})
+
+
+def _shipped_accuracies() -> dict[str, float]:
+    """Of the float networks that come with the package, by SHA-256."""
+    found = {}
+    for path in sorted(PRETRAINED.glob("*.safetensors")):
+        found[file_digest(path)] = json.loads(path.with_suffix(".result.json").read_text())["test_accuracy"]
+    return found
+
+
+_NUMBERS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_accuracy", "train_loss", "seconds")
+
+
+def _whole(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """A record with all that the tables read, or the sentence that says what is missing."""
+    problem = next((name for name in ("device", "torch") if name not in content["conditions"]), None)
+    if "failed" not in content:
+        numbers = (name for name in _NUMBERS if not isinstance(content.get(name), (int, float)))
+        problem = problem or next(numbers, None)
+        if problem is None and not math.isfinite(content["test_accuracy"]):
+            problem = "finite test_accuracy"
+    if problem is None and len({len(column) for column in content.get("curve", {}).values()}) > 1:
+        problem = "curve of one length"
+    if problem is not None:
+        raise ValueError(f"{path} is no whole result of a run: it has no {problem}; move it away")
+    return content
 
 
 def _split(records: list[Record], by: Callable[[Record], str]) -> dict[str, list[Record]]:

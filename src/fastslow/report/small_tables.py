@@ -136,7 +136,7 @@ def _seconds_alone(group: Group) -> float | None:
 
 
 def float_table(results: Results) -> Table:
-    paper, starts = reference("paper")["float"], (results.extra("starts") or {}).get("accuracies", {})
+    paper, starts = reference("paper")["float"], results.published_floats
     rows = []
     for setting in floats.settings():
         model, data, _ = setting.name.split("/")

@@ -34,10 +34,13 @@ def step_table(results: Results) -> Table:
         )
     columns = ("Network", "Method", "Ours, ms a step", "Times STE", "Times STE in the paper", "Memory, MiB")
     files = ", ".join(f"`benchmarks/{name}.json`" for name in BENCHMARKS)
-    note = f"NVIDIA H200, batches of 128, TF32, by `benchmarks/step.py`: {files}." if rows else f"Steps: {NOT_RUN}."
+    devices = ", ".join(sorted({row["device"] for row in found}))
+    note = f"{devices}, batches of 128, TF32, by `benchmarks/step.py`: {files}." if rows else f"Steps: {NOT_RUN}."
     return Table("Milliseconds a training step", columns, tuple(rows), labels=2, note=note)
 
 
 def _measured(results: Results, name: str) -> Iterator[dict[str, Any]]:
-    content = results.extra(f"benchmarks/{name}")
-    yield from (row for row in (content or {"rows": ()})["rows"] if row["method"] in overhead.METHODS)
+    content = results.extra(f"benchmarks/{name}", "rows", "conditions") or {"rows": ()}
+    for row in content["rows"]:
+        if row["method"] in overhead.METHODS:
+            yield {**row, "device": content["conditions"]["device"]}

@@ -254,7 +254,8 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 def ridges(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], labels: Sequence[str], *, x: str, alt: str) -> str:
     """One row a layer, in each a filled outline for every label: shares in equal bins from -1 to 1."""
-    step, lift, left, top = 21, 34, 118, 58
+    step, lift, top = 21, 34, 58
+    left = max(118, 14 + 6.4 * max((len(name) for name, _ in rows), default=0))  # room for the longest name
     height = top + step * len(rows) + BOTTOM - 6
     wide = WIDTH - left - RIGHT
     legend, _ = _legend([Series(label, colour, (), ()) for colour, label in enumerate(labels)])

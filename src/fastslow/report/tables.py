@@ -54,9 +54,9 @@ def main_tables(results: Results, settings: list[Setting]) -> list[Table]:
 
 
 def _main_table(results: Results, model: str, settings: list[Setting], own_float: Group) -> Table:
-    paper, starts = reference("paper"), results.extra("starts") or {}
+    paper = reference("paper")
     data = settings[0].config.data
-    published_float = starts.get("accuracies", {}).get(f"{model}_{data}")
+    published_float = results.published_floats.get(f"{model}_{data}")
     title = f"{model_name(model)}, {data_name(data)}"
     note = (
         f"Float network: {paper['float'][model]:.2f} in the paper; MetaQuant's published weights: "

@@ -57,9 +57,10 @@ def plan(
         for setting in _settings(names)
         for seed in range(setting.seeds if seeds is None else seeds)
     ]
+    for pattern in only:
+        if not any(_chosen(run.name, [pattern]) for run in by_setting):
+            raise ValueError(f"no run is chosen by --only {pattern}; see --dry-run without it for the names")
     by_setting = _once([run for run in by_setting if _chosen(run.name, only)])
-    if not by_setting:
-        raise ValueError(f"no run is chosen by --only {' '.join(only)}; see --dry-run without it for the names")
     if shard is not None:
         number, count = _parse_shard(shard)
         by_setting = by_setting[number - 1 :: count]

@@ -54,7 +54,8 @@ def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         try:
             record = json.loads(path.read_text())
             RunConfig.from_dict(record["config"])
-        except (ValueError, LookupError, TypeError, OSError) as error:
+            told_by(record["conditions"])
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
             raise ValueError(f"{path} is no result of a run ({error}); move it out of {results}") from error
         yield path, record
 
