@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
+import shutil
 import signal
 import sys
 import time
@@ -266,8 +268,20 @@ def test_other_float_weights_are_another_run(
         write_record(record_path(results, grid.place(run)), record)
         assert make_grid([run]).survey().finished_before == [run.name]
     names = [path.stem for path, _ in read_records(results)]
-    digest = hashlib.sha256(b"two").hexdigest()
-    assert sorted(names) == [run.stem, f"{run.stem}-from-{digest[:8]}"]
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"one", b"two")]
+    assert sorted(names) == sorted(f"{run.stem}-from-{digest[:8]}" for digest in digests)
+    # With a teacher of its own a run has two files; eight digits stand for both.
+    taught = PlannedRun(
+        "taught", dataclasses.replace(config, distill=0.5, teacher="name:other", teacher_model="resnet8")
+    )
+    (weights / "other.safetensors").write_bytes(b"teacher")
+    places = set()
+    for content in (b"one", b"two"):
+        (weights / "some.safetensors").write_bytes(content)
+        grid = make_grid([taught])
+        grid.survey()
+        places.add(grid.place(taught))
+    assert len(places) == 2
 
 
 def test_a_run_goes_on_from_the_weights_it_began_with(
@@ -278,23 +292,35 @@ def test_a_run_goes_on_from_the_weights_it_began_with(
     monkeypatch.setenv("FASTSLOW_WEIGHTS", str(weights))
     config = RunConfig(model="resnet8", data="mini", method="ste", epochs=2, seed=1, weights="name:some")
     run = PlannedRun("resnet8/adam/ste/seed1", config)
-    (weights / "some.safetensors").write_bytes(b"one")
-    assert make_grid([run], "fail").run().failed  # begun, and not finished
-    (weights / "some.safetensors").write_bytes(b"two")
+
+    def put(content: bytes) -> str:
+        (weights / "some.safetensors").write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+    def recorded() -> list[str]:
+        return [record["conditions"]["weights_sha256"] for _, record in read_records(tmp_path / "results")]
+
+    one = put(b"one")
+    begun = make_grid([run], "hang", minutes=0.005)
+    assert begun.run().left == [run.name]
+    two = put(b"two")  # another run, in a folder of its own
+    assert make_grid([run]).run().finished == [run.name]
+    assert recorded() == [two]
+    put(b"one")
+    assert make_grid([run]).run().finished == [run.name]
+    assert starts(begun, run) == 2
+    assert sorted(recorded()) == sorted([one, two])
+    # Finished, but not yet recorded when the weights changed, in a folder whose name doesn't say from which.
+    shutil.rmtree(tmp_path / "results")
+    begun.folder(run).rename(tmp_path / "runs" / run.place)
+    put(b"three")
+    assert make_grid([run]).run().finished == [run.name]
+    assert recorded() == [one]
+    # And begun there, but not finished.
+    shutil.rmtree(tmp_path / "results")
+    (tmp_path / "runs" / run.place / "result.json").unlink()
     (why,) = make_grid([run]).run().failed.values()
     assert "was begun from other float weights" in why
-    (weights / "some.safetensors").write_bytes(b"one")
-    grid = make_grid([run], "hang", minutes=0.005)
-    assert grid.run().left == [run.name]
-    assert make_grid([run]).run().finished == [run.name]
-    ((path, record),) = read_records(tmp_path / "results")
-    assert record["conditions"]["weights_sha256"] == hashlib.sha256(b"one").hexdigest()
-    # Finished, but not yet recorded when the weights changed: the record says what it was begun from.
-    path.unlink()
-    (weights / "some.safetensors").write_bytes(b"two")
-    make_grid([run]).run()
-    ((_, record),) = read_records(tmp_path / "results")
-    assert record["conditions"]["weights_sha256"] == hashlib.sha256(b"one").hexdigest()
 
 
 @pytest.mark.parametrize(("name", "content"), [("config.json", "{}"), ("result.json", "{"), ("grid.json", "no")])

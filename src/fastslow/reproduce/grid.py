@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import signal
 import time
@@ -82,15 +83,15 @@ class Grid:
         self.show, self.pause = show, pause
         self.outcome = Outcome()
         self.pending: list[PlannedRun] = []
-        self._beside: dict[str, Path] = {}
+        self._named_by_start: dict[str, Path] = {}
         self.active: list[Worker] = []
         self._speeds: dict[tuple[str, str, str | None], float] = {}  # seconds an epoch
 
     # -- what stands --------------------------------------------------------------------------------------------------
 
     def place(self, run: PlannedRun) -> Path:
-        """``run.place``, or beside it where the same run is recorded from other float weights."""
-        return self._beside.get(run.name, run.place)
+        """``run.place``, and behind it what the run starts from where the config only names that."""
+        return self._named_by_start.get(run.name, run.place)
 
     def folder(self, run: PlannedRun) -> Path:
         return self.folders / self.place(run)
@@ -108,8 +109,10 @@ class Grid:
             elif reason is not None:
                 self.outcome.blocked[run.name] = reason
             else:
-                if recorded is not None:
-                    self._beside[run.name] = run.place.with_name(f"{run.stem}-from-{_start(run)[:8]}")
+                # Of another start the same run is another one, here or on a machine whose results are copied here.
+                begun = recorded is None and (self.folders / run.place).exists()  # before names said so
+                if (start := _start(run)) and not begun:
+                    self._named_by_start[run.name] = run.place.with_name(f"{run.stem}-from-{_short(start)}")
                 self.pending.append(run)
         return self.outcome
 
@@ -230,6 +233,11 @@ def _kind(run: PlannedRun) -> tuple[str, str, str | None]:
 
 def _start(run: PlannedRun) -> str:
     return told_by(start_of(run.config))
+
+
+def _short(start: str) -> str:
+    """Eight digits of a SHA-256, or of that of several."""
+    return start[:8] if len(start) == 64 else hashlib.sha256(start.encode()).hexdigest()[:8]
 
 
 def _missing_weights(run: PlannedRun) -> str | None:
