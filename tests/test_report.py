@@ -23,7 +23,7 @@ from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
 from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
 from fastslow.report.results import Results, reference
-from fastslow.report.small_tables import overhead_table
+from fastslow.report.small_tables import overhead_table, sota_table
 from fastslow.report.statistics import Paired, mean
 from fastslow.report.step_table import BENCHMARKS, step_table
 from fastslow.report.svg import Axis, Series, chart, nice_ticks, tick_text
@@ -173,6 +173,19 @@ def test_another_file_that_is_none_of_ours_is_named(tmp_path: Path, name: str, c
     path.write_text(content)
     with pytest.raises(ValueError, match=re.escape(str(path))):
         write_report(tmp_path / "results", tmp_path / "docs")
+
+
+def test_other_methods_are_shown_from_one_start(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table4", "resnet20/adam/ste", 3)
+    write_synthetic(tmp_path, "table4", "resnet20/adam/fsg", 3)
+    for number, path in enumerate(sorted(tmp_path.rglob("fsg-*.json")) * 2):
+        record = json.loads(path.read_text())
+        record["config"]["seed"] = number
+        record["conditions"]["weights_sha256"] = "of another file"
+        (path.parent / f"other-{number}-seed{number}-x.json").write_text(json.dumps(record))
+    rows = [row for row in sota_table(Results(tmp_path)).rows if row[0] == "ResNet-20, CIFAR-10" and row[4] != "–"]
+    assert [(row[1], row[4]) for row in rows] == [("DoReFa with STE", "3"), ("FSG", "3")]
+    assert rows[1][-1].endswith("n = 3")  # compared, although more runs of FSG began elsewhere
 
 
 def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:

@@ -336,12 +336,13 @@ def uninterrupted(image_folder, tmp_path_factory: pytest.TempPathFactory) -> Run
     return RunFolder.open(path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_command_line_survives_a_signal(image_folder, uninterrupted, tmp_path, monkeypatch, capsys, number, code):
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, SCRIPT, "cli", *arguments(image_folder, run)],
         env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests themselves may run under nohup
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

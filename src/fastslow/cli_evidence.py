@@ -178,9 +178,11 @@ def diagnose(
     from .cli_support import choose_device, print_json
     from .reproduce.diagnosing import record_diagnosis
 
-    if steps < 1:
-        raise ValueError(f"--steps {steps}: give a whole number of at least 1")
+    if steps < 2:
+        raise ValueError(f"--steps {steps}: give a whole number of at least 2, from which on there is a history")
     if weights_dir is not None:
+        if not weights_dir.is_dir():
+            raise ValueError(f"--weights-dir {weights_dir}: there is no such folder")
         _search_first(weights_dir.resolve())
 
     def tell(row: dict[str, object]) -> None:

@@ -40,7 +40,7 @@ def variants() -> list[Setting]:
             for method in ("ste", "fsg-code", "fsg", "multifc"):
                 config = all_layers(paper_protocol(model, "cifar10", method, optimizer), bn_before_fc=True)
                 found.append(Setting(f"{model}/{optimizer}-code/{method}", config))
-        for method in ("ste", "fsg", "multifc"):
+        for method in TABLE_METHODS:
             plain = paper_protocol(model, "cifar10", method, "sgd")
             found.append(Setting(f"{model}/sgd-tuned/{method}", dataclasses.replace(plain, lr=TUNED_LR)))
             momentum = dataclasses.replace(plain, optimizer="momentum", lr=TUNED_MOMENTUM_LR)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from .base import TABLE_METHODS, Setting, all_layers, paper_protocol
+from .table1 import TUNED_MOMENTUM_LR
 
 MODELS = ("resnet56", "resnet110")
 OPTIMIZERS = ("adam", "sgd")
@@ -24,15 +27,19 @@ def settings() -> list[Setting]:
 
 
 def variants() -> list[Setting]:
-    """The appendix's learning rate (``-lr0.1``); all layers binary (``-all``, with BatchNorm before fc ``-code``)."""
+    """The appendix's rate (``-lr0.1``), all layers binary (``-all``, ``-code`` with BatchNorm before fc), momentum."""
     found = []
     for model in MODELS:
         for optimizer in OPTIMIZERS:
-            for method in ("ste", "fsg", "multifc"):
+            for method in TABLE_METHODS:
                 config = paper_protocol(model, "cifar100", method, optimizer)
                 other = paper_protocol(model, "cifar100", method, optimizer, lr=APPENDIX_LR)
                 name = f"{model}/{optimizer}"
                 found.append(Setting(f"{name}-lr{APPENDIX_LR:g}/{method}", other, 1))
                 found.append(Setting(f"{name}-all/{method}", all_layers(config), 1))
                 found.append(Setting(f"{name}-code/{method}", all_layers(config, bn_before_fc=True), 1))
+        for method in TABLE_METHODS:
+            plain = paper_protocol(model, "cifar100", method, "sgd")
+            momentum = dataclasses.replace(plain, optimizer="momentum", lr=TUNED_MOMENTUM_LR)
+            found.append(Setting(f"{model}/momentum/{method}", momentum, 1))
     return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
-from ..recipes import floats, overhead, sota, table1, table3, table4
+from ..recipes import Setting, floats, overhead, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
@@ -25,15 +26,15 @@ from .words import (
 
 def slow_net_table(results: Results) -> Table:
     paper = reference("paper")["table3"]
-    rows = []
+    groups, rows = _from_one_start(results, table3.settings()), []
     for setting in table3.settings():
         model, _, slow = setting.name.split("/")
-        group = results.group(setting)
+        group = groups[setting.name]
         value = paper.get(setting.name)
         variant = "" if model in ("resnet44", "resnet56") else " (variant)"
         rows.append(
             (
-                f"{model_name(model)}, {data_name(setting.config.data)}{variant}",
+                f"{model_name(model)}, {data_name(setting.config.data)}{variant}{_start(results, group)}",
                 method_name(slow),
                 NONE if value is None else spread(*value),
                 group_value(group),
@@ -46,9 +47,29 @@ def slow_net_table(results: Results) -> Table:
     return Table("Slow-nets, Adam", columns, tuple(rows), labels=2)
 
 
+def _from_one_start(results: Results, settings: list[Setting]) -> dict[str, Group]:
+    """Of each network the runs from one start, the one with most of them: only those can be compared."""
+    runs: dict[str, Counter[str | None]] = {}
+    for setting in settings:
+        counted = runs.setdefault(setting.name.split("/")[0], Counter())
+        counted.update({group.start: group.n for group in results.groups(setting)})
+    found = {}
+    for setting in settings:
+        ((start, _),) = runs[setting.name.split("/")[0]].most_common(1)
+        there = (group for group in results.groups(setting) if group.start == start)
+        found[setting.name] = next(there, Group(setting, (), 0))
+    return found
+
+
+def _start(results: Results, group: Group) -> str:
+    """ ", from 91.50", where that is known."""
+    accuracy = results.float_accuracies.get(group.start or "")
+    return "" if accuracy is None else f", from {accuracy:.2f}"
+
+
 def sota_table(results: Results) -> Table:
     paper = reference("paper")["table4"]
-    groups = {s.name: results.group(s) for s in table4.settings()}
+    groups = _from_one_start(results, table4.settings())
     rows = []
     for name in paper:  # in the paper's order
         group = groups[name]
@@ -56,7 +77,7 @@ def sota_table(results: Results) -> Table:
         against = group.against(groups[f"{model}/adam/{STE}"]) if method != STE else None
         rows.append(
             (
-                f"{model_name(model)}, {data_name(group.setting.config.data)}",
+                f"{model_name(model)}, {data_name(group.setting.config.data)}{_start(results, group)}",
                 method_name(method) if method != STE else "DoReFa with STE",
                 spread(*paper[name]),
                 group_value(group),

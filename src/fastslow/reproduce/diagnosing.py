@@ -17,7 +17,7 @@ from ..training.loop import Trainer
 from ..training.named_weights import find_weights
 from ..training.precision import float32_products
 from ..training.run import RunFolder
-from .record import write_record
+from .record import start_of, write_record
 
 
 def record_diagnosis(
@@ -63,5 +63,5 @@ def record_diagnosis(
         raise ValueError(f"{path} is recorded already; results are never written twice")
     with float32_products(device, config.precision == "tf32"):
         content = diagnose(trainer, steps_until(steps) if folder is None else [], tell)
-    write_record(path, {**content, "conditions": conditions(device)})
+    write_record(path, {**content, "conditions": {**conditions(device), **start_of(config)}})
     return path, content

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from ..training.interrupt import STOPPING
 from ..training.run import RunFolder
 from .plan import PlannedRun
 from .record import start_of
 
 _LOG, _GRID = "log.txt", "grid.json"
-_STOPPED = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+_STOPPED = {code for number in STOPPING for code in (-number, 128 + number)}
 
 
 class Worker:

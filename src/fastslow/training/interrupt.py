@@ -1,4 +1,4 @@
-"""Ctrl-C and a cluster's SIGTERM end a run between two steps, where its state is whole."""
+"""Ctrl-C, a cluster's SIGTERM and the end of a terminal end a run between two steps, where its state is whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from ..files import how_to_resume
+
+_HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has none
+STOPPING = (signal.SIGINT, signal.SIGTERM) + (() if _HANG_UP is None else (_HANG_UP,))
 
 
 class Interrupted(Exception):
@@ -20,7 +23,7 @@ class Interrupted(Exception):
 
 
 class StopRequests:
-    """While entered, the first SIGINT or SIGTERM is only noted; a second SIGINT interrupts at once, as usual."""
+    """While entered, the first of these signals is only noted; a second SIGINT interrupts at once, as usual."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -28,8 +31,9 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+            for number in STOPPING:
+                if number != _HANG_UP or signal.getsignal(number) == signal.SIG_DFL:  # nohup has set it aside
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
