@@ -35,8 +35,8 @@ _COLUMNS = (
     "n",
     "Ours, last 10",
     "Ours, best",
-    "Train acc.",
-    "Loss",
+    "Train acc. (paper)",
+    "Loss (paper)",
     "Ours − paper",
     "Against STE [95 %]",
     "Paired t-test",
@@ -105,12 +105,16 @@ def _main_row(results: Results, group: Group, ste: Group | None) -> tuple[str, .
         str(group.n) if has else NONE,
         f"{group.mean('last10'):.2f}" if has else NONE,
         f"{group.mean('best_test_accuracy'):.2f}" if has else NONE,
-        group_value(group, "train_accuracy") if has else NONE,
-        group_value(group, "train_loss", 3) if has else NONE,
+        (group_value(group, "train_accuracy") if has else NONE) + _bracketed(paper, "train", 2),
+        (group_value(group, "train_loss", 3) if has else NONE) + _bracketed(paper, "loss", 3),
         signed(group.mean() - paper["test"][0]) if has and paper is not None else NONE,
         difference(against),
         pair_words(against),
     )
+
+
+def _bracketed(paper: dict[str, Any] | None, name: str, digits: int) -> str:
+    return "" if paper is None else f" ({paper[name][0]:.{digits}f})"
 
 
 def in_table_order(groups: Iterable[Group]) -> list[Group]:
