@@ -7,9 +7,9 @@ JOBS ?= 2
 
 install: .venv/.installed
 
+# Modules are compiled when first imported: compiling all of them at once would take a minute longer.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	# Modules are compiled when first imported: compiling all of them here would take a minute longer.
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

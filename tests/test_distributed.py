@@ -35,7 +35,7 @@ def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
     return together(_all_trainings, request.param, tmp_path_factory.mktemp("ranks"), request.param)
 
 
-@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)], indirect=True)
 def test_ranks_agree_bit_for_bit(ranks):
     for what, found in ranks[0].items():
         for other in ranks[1:]:
@@ -43,7 +43,7 @@ def test_ranks_agree_bit_for_bit(ranks):
                 assert torch.equal(value, other[what][key]), f"{what}: {key}"
 
 
-@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("method", list(FIELDS))
 def test_ranks_equal_one_process_on_the_joint_batch(ranks, method):
     for key, value in train(method, steps=STEPS).items():

@@ -236,7 +236,7 @@ def test_the_unmutated_runs_go_on(runs, tmp_path):
         assert RunFolder.open(tmp_path / method).result() is not None
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_mutations(runs, tmp_path, seed):
     found = check(runs, tmp_path, seed, 150)
     assert min(found[0] + found[130], found[2]) > 10
