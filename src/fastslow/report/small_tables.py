@@ -62,7 +62,7 @@ def _from_one_start(results: Results, settings: list[Setting]) -> dict[str, Grou
 
 
 def _start(results: Results, group: Group) -> str:
-    """ ", from 91.50", where that is known."""
+    """The accuracy of the float network that runs start from, where it is known."""
     accuracy = results.float_accuracies.get(group.start or "")
     return "" if accuracy is None else f", from {accuracy:.2f}"
 
