@@ -94,6 +94,15 @@ def make_grid(tmp_path: Path) -> Callable[..., Grid]:
     return make
 
 
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where names of weights are looked up."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(folder))
+    return folder
+
+
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,12 +259,7 @@ def test_a_signal_stops_without_loss(make_grid: Callable[..., Grid], monkeypatch
     assert sorted(outcome.left) == [run.name for run in runs]
 
 
-def test_other_float_weights_are_another_run(
-    make_grid: Callable[..., Grid], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(weights))
+def test_other_float_weights_are_another_run(make_grid: Callable[..., Grid], tmp_path: Path, weights: Path) -> None:
     config = RunConfig(model="resnet8", data="mini", method="ste", epochs=1, weights="name:some")
     run = PlannedRun("resnet8/adam/ste/seed0", config)
     results = tmp_path / "results"
@@ -285,11 +289,8 @@ def test_other_float_weights_are_another_run(
 
 
 def test_a_run_goes_on_from_the_weights_it_began_with(
-    make_grid: Callable[..., Grid], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_grid: Callable[..., Grid], tmp_path: Path, weights: Path
 ) -> None:
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    monkeypatch.setenv("FASTSLOW_WEIGHTS", str(weights))
     config = RunConfig(model="resnet8", data="mini", method="ste", epochs=2, seed=1, weights="name:some")
     run = PlannedRun("resnet8/adam/ste/seed1", config)
 

@@ -61,9 +61,7 @@ def reproduce(
             print(f"{experiment.name:<27}{experiment.summary}")
         return
     if weights_dir is not None:
-        if not weights_dir.is_dir():
-            raise ValueError(f"--weights-dir {weights_dir}: there is no such folder")
-        _search_first(weights_dir.resolve())
+        _search_first(weights_dir)
     experiments = [name for name in names if name in EXPERIMENTS]
     names = [name for name in names if name not in EXPERIMENTS]
     if experiments and not dry_run:
@@ -87,6 +85,7 @@ def reproduce(
         data_root=None if data_root is None else data_root.resolve(),
         minutes=minutes,
         show=watch,
+        prepare=lambda left: _fetch_once({run.config.data for run in left}, data_root),
     )
     if dry_run:
         lines = dry_run_lines(grid)
@@ -102,8 +101,6 @@ def reproduce(
         )
         return
     choose_device(device)  # one sentence here instead of one for each worker
-    grid.survey()
-    _fetch_once({run.config.data for run in grid.pending}, data_root)
     try:
         outcome = grid.run()
     finally:
@@ -181,9 +178,7 @@ def diagnose(
     if steps < 2:
         raise ValueError(f"--steps {steps}: give a whole number of at least 2, from which on there is a history")
     if weights_dir is not None:
-        if not weights_dir.is_dir():
-            raise ValueError(f"--weights-dir {weights_dir}: there is no such folder")
-        _search_first(weights_dir.resolve())
+        _search_first(weights_dir)
 
     def tell(row: dict[str, object]) -> None:
         shown = ("k", "r2_token_linear", "effect_zero", "effect_lre", "flipped_by_lookahead")
@@ -213,5 +208,8 @@ def _search_first(folder: Path) -> None:
     """Look there for weights, here and in the workers."""
     from .training.named_weights import VARIABLE
 
+    if not folder.is_dir():
+        raise ValueError(f"--weights-dir {folder}: there is no such folder")
+    folder = folder.resolve()
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder) if not before else os.pathsep.join([str(folder), before])

@@ -136,13 +136,21 @@ class Results:
         """Of the float weights that runs start from, by their SHA-256: those measured for ``starts``, and our own."""
         starts = self._starts
         found = {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
-        return {**found, **_shipped_accuracies()}
+        return {**found, **self._shipped_accuracies}
 
     @cached_property
     def published_floats(self) -> dict[str, float]:
         """Accuracies measured for ``starts``, by the weights' names, less those that come with the package."""
-        starts, shipped = self._starts, _shipped_accuracies()
-        return {name: starts["accuracies"][name] for name, digest in starts["sha256"].items() if digest not in shipped}
+        starts, ours = self._starts, self._shipped_accuracies
+        return {name: starts["accuracies"][name] for name, digest in starts["sha256"].items() if digest not in ours}
+
+    @cached_property
+    def _shipped_accuracies(self) -> dict[str, float]:
+        """Of the float networks that come with the package, by SHA-256."""
+        found = {}
+        for path in sorted(PRETRAINED.glob("*.safetensors")):
+            found[file_digest(path)] = json.loads(path.with_suffix(".result.json").read_text())["test_accuracy"]
+        return found
 
     @cached_property
     def _starts(self) -> dict[str, dict[str, Any]]:
@@ -166,14 +174,6 @@ class Results:
     def epochs(self) -> list[int]:
         """All lengths of runs that occur."""
         return sorted({record.config.epochs for record in self.records})
-
-
-def _shipped_accuracies() -> dict[str, float]:
-    """Of the float networks that come with the package, by SHA-256."""
-    found = {}
-    for path in sorted(PRETRAINED.glob("*.safetensors")):
-        found[file_digest(path)] = json.loads(path.with_suffix(".result.json").read_text())["test_accuracy"]
-    return found
 
 
 _NUMBERS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_accuracy", "train_loss", "seconds")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from ..recipes import Setting, floats, overhead, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
-from .tables import STE
+from .tables import STE, start_words, starts_of
 from .words import (
     NONE,
     NOT_RUN,
@@ -34,7 +33,7 @@ def slow_net_table(results: Results) -> Table:
         variant = "" if model in ("resnet44", "resnet56") else " (variant)"
         rows.append(
             (
-                f"{model_name(model)}, {data_name(setting.config.data)}{variant}{_start(results, group)}",
+                f"{model_name(model)}, {data_name(setting.config.data)}{variant}{start_words(results, group)}",
                 method_name(slow),
                 NONE if value is None else spread(*value),
                 group_value(group),
@@ -49,22 +48,14 @@ def slow_net_table(results: Results) -> Table:
 
 def _from_one_start(results: Results, settings: list[Setting]) -> dict[str, Group]:
     """Of each network the runs from one start, the one with most of them: only those can be compared."""
-    runs: dict[str, Counter[str | None]] = {}
+    by_model: dict[str, list[Group]] = {}
     for setting in settings:
-        counted = runs.setdefault(setting.name.split("/")[0], Counter())
-        counted.update({group.start: group.n for group in results.groups(setting)})
-    found = {}
-    for setting in settings:
-        ((start, _),) = runs[setting.name.split("/")[0]].most_common(1)
-        there = (group for group in results.groups(setting) if group.start == start)
-        found[setting.name] = next(there, Group(setting, (), 0))
+        by_model.setdefault(setting.name.split("/")[0], []).extend(results.groups(setting))
+    found = {setting.name: Group(setting, (), 0) for setting in settings}
+    for groups in by_model.values():
+        start = starts_of(groups)[0]
+        found |= {group.setting.name: group for group in groups if group.start == start}
     return found
-
-
-def _start(results: Results, group: Group) -> str:
-    """The accuracy of the float network that runs start from, where it is known."""
-    accuracy = results.float_accuracies.get(group.start or "")
-    return "" if accuracy is None else f", from {accuracy:.2f}"
 
 
 def sota_table(results: Results) -> Table:
@@ -77,7 +68,7 @@ def sota_table(results: Results) -> Table:
         against = group.against(groups[f"{model}/adam/{STE}"]) if method != STE else None
         rows.append(
             (
-                f"{model_name(model)}, {data_name(group.setting.config.data)}{_start(results, group)}",
+                f"{model_name(model)}, {data_name(group.setting.config.data)}{start_words(results, group)}",
                 method_name(method) if method != STE else "DoReFa with STE",
                 spread(*paper[name]),
                 group_value(group),

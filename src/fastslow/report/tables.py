@@ -83,11 +83,15 @@ def starts_of(groups: Iterable[Group]) -> list[str | None]:
 
 def training(results: Results, group: Group) -> str:
     """``Adam, from 92.85``: the protocol and, where runs are recorded, the float network that they start from."""
-    name = protocol_name(group.setting.name.split("/")[1])
+    return protocol_name(group.setting.name.split("/")[1]) + start_words(results, group)
+
+
+def start_words(results: Results, group: Group) -> str:
+    """The float network that runs start from: its accuracy, or where that isn't known its SHA-256's beginning."""
     if not group.start:
-        return name
+        return ""
     accuracy = results.float_accuracies.get(group.start)
-    return f"{name}, from {group.start[:8] if accuracy is None else f'{accuracy:.2f}'}"
+    return f", from {group.start[:8] if accuracy is None else f'{accuracy:.2f}'}"
 
 
 def _main_row(results: Results, group: Group, ste: Group | None) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ class Grid:
         data_root: Path | None = None,
         minutes: float | None = None,
         show: Callable[[Snapshot], None] = lambda snapshot: None,
+        prepare: Callable[[list[PlannedRun]], None] = lambda left: None,
         pause: float = 0.25,
         command: Callable[[Path], list[str]] | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class Grid:
         self.results, self.folders = results.resolve(), folders.resolve()
         self.device, self.jobs, self.minutes = device, jobs, minutes
         self.command = command or (lambda folder: resume_command(folder, device, data_root))
-        self.show, self.pause = show, pause
+        self.show, self.prepare, self.pause = show, prepare, pause
         self.outcome = Outcome()
         self.pending: list[PlannedRun] = []
         self._named_by_start: dict[str, Path] = {}
@@ -125,6 +126,7 @@ class Grid:
     def run(self) -> Outcome:
         """Until all is done, the minutes are over, or somebody says stop. Always leaves a state that goes on."""
         self.survey()
+        self.prepare(self.pending)  # what all of them need, before the first one starts
         deadline = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         stopping = False
         try:
