@@ -13,6 +13,7 @@ OPTIMIZERS = ("adam", "sgd")
 # guesses of what tuning gives; the recipe lr-sweep checks them on held-out training images.
 TUNED_LR = 0.1
 TUNED_MOMENTUM_LR = 0.01
+SWEPT = {"sgd": (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0), "momentum": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
 
 
 def settings() -> list[Setting]:
@@ -45,16 +46,17 @@ def variants() -> list[Setting]:
             found.append(Setting(f"{model}/sgd-tuned/{method}", dataclasses.replace(plain, lr=TUNED_LR)))
             momentum = dataclasses.replace(plain, optimizer="momentum", lr=TUNED_MOMENTUM_LR)
             found.append(Setting(f"{model}/momentum/{method}", momentum))
+    for optimizer, rates in SWEPT.items():
+        for lr in rates:
+            config = paper_protocol("resnet20", "cifar10", "ste", optimizer, lr=lr)
+            found.append(Setting(f"resnet20/{optimizer}-lr{lr:g}/ste", config))
     return found
 
 
 def lr_sweep() -> list[Setting]:
     """STE with plain SGD and with momentum at many learning rates, on the last 5,000 training images."""
     found = []
-    for optimizer, rates in (
-        ("sgd", (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)),
-        ("momentum", (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
-    ):
+    for optimizer, rates in SWEPT.items():
         for lr in rates:
             config = paper_protocol(
                 "resnet20", "cifar10", "ste", optimizer, lr=lr, holdout=5000, epochs=30, step_epochs=9
