@@ -75,6 +75,7 @@ def test_variants_change_what_they_say() -> None:
     assert code.skip == ()
     assert variants["resnet20/sgd-tuned/ste"].lr == 0.1
     assert variants["resnet20/momentum/ste"].optimizer == "momentum"
+    assert variants["resnet20/momentum/ste"].lr == 0.03
     assert settings_of("table2-variants")["resnet56/adam-lr0.1/fsg"].lr == 0.1
     assert settings_of("table2")["resnet56/adam/fsg"].lr == 1e-3
 

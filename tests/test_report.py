@@ -18,7 +18,6 @@ import pytest
 from fastslow.recipes import RECIPES
 from fastslow.report import plus_tables
 from fastslow.report.document import Section, Table
-from fastslow.report.figures import sweep_figures
 from fastslow.report.html import render_html
 from fastslow.report.markdown import render_markdown
 from fastslow.report.page import BEGIN, END, build, intro, update_readme, write_report
@@ -302,6 +301,18 @@ def test_harness_and_readme(made_up: Path, tmp_path: Path) -> None:
     assert readme.read_text() == once
 
 
+def test_readme_shows_ste_at_a_rate_that_suits_it(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/sgd", 1, ste=83.0, fsg=87.0)
+    write_synthetic(tmp_path, "table1-variants", "resnet20/sgd-tuned/ste", 3, ste=89.5)
+    write_synthetic(tmp_path, "table1", "resnet32/adam/ste", 1)  # nothing is beside it
+    rows = readme_table(Results(tmp_path)).rows
+    variants = ["FSG, authors' code", "FSG, per weight"]
+    assert [row[1] for row in rows] == ["STE", "FCGrad", "MultiFC", "LSTMFC", "FSG", *variants, "STE"]
+    assert rows[-1][0] == "ResNet-20, CIFAR-10, SGD, tuned lr 0.1"
+    assert rows[-1][2] == "3"
+    assert set(rows[-1][5:]) == {"–"}
+
+
 def test_fsg_plus_stands_beside_ste(tmp_path: Path) -> None:
     write_synthetic(tmp_path, "plus", "resnet20/adam-strong/", 5, ste=91.0, fsg_plus=92.0)
     rows = {row[0]: row for row in plus_tables.plus_table(Results(tmp_path)).rows}
@@ -410,20 +421,6 @@ def test_figures_are_well_formed_and_have_words(written: Path) -> None:
         assert len(root.attrib["aria-label"]) > 30
         assert root.findall(".//{http://www.w3.org/2000/svg}text")
         assert "nan" not in path.read_text()
-
-
-def test_a_sweep_with_fewer_epochs_is_a_figure_of_its_own(tmp_path: Path) -> None:
-    write_synthetic(tmp_path, "beta", "resnet20", 1)
-    (whole,) = sweep_figures(Results(tmp_path))
-    for path in sorted(tmp_path.rglob("*.json"))[:3]:
-        record = json.loads(path.read_text())
-        record["config"] |= {"epochs": 30, "step_epochs": 9}
-        path.write_text(json.dumps(record))
-    rest, short = sweep_figures(Results(tmp_path))
-    assert (whole.name, rest.name, short.name) == (*["sweep-beta-resnet20"] * 2, "sweep-beta-resnet20-30-epochs")
-    assert (whole.alt.count(": "), rest.alt.count(": "), short.alt.count(": ")) == (6, 3, 4)  # one is the variant's
-    assert ", 30 epochs" in short.title
-    assert ", 30 epochs" not in rest.title
 
 
 def test_markdown_tables_have_equal_columns(written: Path) -> None:

@@ -193,7 +193,7 @@ ROWS = (
         "two linear layers map g to the gradient: a learned scalar",
         "m = M(g) = k g;  dL/dW := C m",
         "small: one product a weight",
-        "with plain SGD, where a learned step size pays",
+        "with plain SGD whose rate you don't want to tune: its step size is learned",
     ),
     _row(
         MultiFC,

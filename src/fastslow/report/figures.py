@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..recipes import Setting, plus, research, sweeps, table1, table2
+from ..recipes import Setting, plus, research, table1, table2
 from ..reproduce.record import HISTOGRAM_BINS
 from .results import Group, Results
 from .statistics import mean
 from .svg import Axis, Figure, Series, chart, ridges
-from .tables import in_table_order, other_lengths, starts_of
+from .tables import in_table_order, starts_of
 from .words import data_name, gradient_name, method_name, model_name, protocol_name, signed
 
 _COLOUR_OF = {
@@ -146,41 +146,6 @@ def _late_limits(series: Sequence[Series]) -> tuple[float, float]:
 
 def _ends(groups: Sequence[Group], name: str) -> str:
     return ", ".join(f"{method_name(g.method)} ends at {g.mean(name):.4g}" for g in groups) + "."
-
-
-def sweep_figures(results: Results) -> list[Figure]:
-    """Accuracy against beta and against l, with the paper's best value marked; squeezed schedules are figures apart."""
-    found = []
-    for field, settings, label, best in (
-        ("beta", sweeps.beta(), "beta, weight of the slow gradient", 0.3),
-        ("length", sweeps.length(), "l, length of the history", 6),
-    ):
-        for epochs, lasting in [(None, settings), *other_lengths(results, settings)]:
-            for model in dict.fromkeys(s.name.split("/")[0] for s in lasting):
-                groups = [results.group(s) for s in lasting if s.name.startswith(f"{model}/")]
-                points = [(float(g.method), g) for g in groups if g.n]
-                if len(points) >= 2:
-                    found.append(_sweep(field, Axis(label), best, points, epochs))
-    return found
-
-
-def _sweep(field: str, axis: Axis, best: float, points: list[tuple[float, Group]], epochs: int | None) -> Figure:
-    setting = points[0][1].setting
-    model = setting.name.split("/")[0]
-    where = f"{model_name(model)}, {data_name(setting.config.data)}"
-    where += "" if model == "resnet56" else " (variant: the paper's is ResNet-56)"
-    where += "" if epochs is None else f", {epochs} epochs"
-    values = [g.values("test_accuracy") for _, g in points]
-    xs, ys = [x for x, _ in points], [g.mean() for _, g in points]
-    counts = ", ".join(str(g.n) for _, g in points)
-    ends = ([min(v) for v in values], [max(v) for v in values])
-    series = [Series(f"FSG, last epoch (n = {counts})", 1, xs, ys, *ends, points=True)]
-    alt = f"Accuracy of FSG on {where} for {field} of " + ", ".join(
-        f"{x:g}: {y:.2f}" for x, y in zip(xs, ys, strict=True)
-    )
-    body = chart(series, axis, Axis("test accuracy, %"), alt=alt, marks=[(best, "paper's best")])
-    name = f"sweep-{field}-{model}" if epochs is None else f"sweep-{field}-{model}-{epochs}-epochs"
-    return Figure(name, f"Sweep of {field}, {where}", alt, body)
 
 
 def cost_figures(results: Results) -> list[Figure]:

@@ -26,6 +26,7 @@ from .words import (
 )
 
 STE = "ste"
+TUNED = ("sgd-tuned", "momentum")  # protocols whose rate is STE's best, beside the paper's
 _COLUMNS = (
     "Training",
     "Method",
@@ -216,12 +217,12 @@ def harness_table(results: Results) -> Table:
 
 
 def readme_table(results: Results) -> Table:
-    """The paper's protocol: STE and every learned method beside it, with n, narrow enough for a README."""
+    """The paper's protocol: STE and every learned method beside it, and STE where SGD's rate suits it."""
     rows = []
-    for model, protocol, groups in _by_protocol(results, [*table1.settings(), *table2.settings()]):
+    for model, protocol, groups in _by_protocol(results, _of_the_readme()):
         ste = groups.get(STE)
         learned = [g for name, g in groups.items() if ste is not None and name != STE and g.against(ste) is not None]
-        if ste is None or not learned:
+        if ste is None or not ste.n or not (learned or protocol in TUNED):
             continue
         for group in [ste, *in_table_order(learned)]:
             paper = published(model, protocol, group.method)
@@ -242,6 +243,15 @@ def readme_table(results: Results) -> Table:
     columns = ("1-bit weights", "Gradient", "n", *accuracies)
     note = "" if rows else "No setting has runs of both yet."
     return Table("The paper's protocol, from a trained float network", columns, tuple(rows), labels=2, note=note)
+
+
+def _of_the_readme() -> list[Setting]:
+    """Tables 1 and 2 with their rows of a tuned rate, network by network."""
+    tuned = [s for s in (*table1.variants(), *table2.variants()) if s.name.split("/")[1] in TUNED]
+    models = (*table1.MODELS, *table2.MODELS)
+    return sorted(
+        [*table1.settings(), *table2.settings(), *tuned], key=lambda setting: models.index(setting.name.split("/")[0])
+    )
 
 
 def verdict(found: Any, than: str = "STE") -> str:

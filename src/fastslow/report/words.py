@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..recipes.research import Idea
+from ..recipes.table1 import TUNED_LR, TUNED_MOMENTUM_LR
 from .document import NOT_RUN
 from .results import Group
 from .statistics import Paired
@@ -34,8 +35,8 @@ _PROTOCOLS = {
     "sgd-all": "SGD, all layers",
     "adam-code": "Adam, all layers, BatchNorm before fc",
     "sgd-code": "SGD, all layers, BatchNorm before fc",
-    "sgd-tuned": "SGD, tuned lr 0.1",
-    "momentum": "SGD, lr 0.01, momentum 0.9",
+    "sgd-tuned": f"SGD, tuned lr {TUNED_LR:g}",
+    "momentum": f"SGD, tuned lr {TUNED_MOMENTUM_LR:g}, momentum 0.9",
     "adam-lr0.1": "Adam, lr 0.1",
     "sgd-lr0.1": "SGD, lr 0.1",
     "adam-distill": "Adam, cosine, teacher",
@@ -64,7 +65,7 @@ def model_name(model: str) -> str:
 
 
 def data_name(data: str) -> str:
-    return {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}.get(data, data)
+    return {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mini": "4,000 images of CIFAR-10"}.get(data, data)
 
 
 def signed(value: float, digits: int = 2) -> str:
