@@ -1,0 +1,83 @@
+"""docs/slow-net.md explains by hand what was measured: its numbers are those of the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "slow-net.md"
+FSG, LATER = "fsg-resnet20-cifar10-first-128-28ff3300482b", "fsg-resnet20-cifar10-at-16380-28ff3300482b"
+SGD, CODE = "fsg-resnet20-cifar10-first-128-612323c62325", "fsg-code-resnet20-cifar10-first-128-28caba726132"
+WEIGHT, LSTM = "fsg-weight-resnet20-cifar10-first-128-0036e2c1890e", "fsg-lstm-resnet20-cifar10-first-32-11c99c0cb84a"
+
+pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not a clone of the repository")
+
+
+def recorded(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / "diagnosis" / f"{name}.json").read_text())
+
+
+def last(name: str, row: str) -> float:
+    return recorded(name)["rows"][row][-1]
+
+
+def ends(name: str, key: str) -> tuple[int, int]:
+    values = [layer[key] for layer in recorded(name)["reach"]]
+    return min(values), max(values)
+
+
+def said() -> list[str]:
+    """Every number of the page, from the file it stands in."""
+    lines = [last(name, "r2_token_linear") for name in (FSG, SGD, CODE)]
+    history = [last(LATER, f"effect_{how}") for how in ("zero", "repeat", "shuffle")]
+    return [
+        *(f"explains {100 * line:.2f} %" for line in lines),
+        f"and {100 * last(LATER, 'r2_token_linear'):.2f} % after 42 epochs",
+        f"changes by {last(FSG, 'effect_shuffle'):.1e} of its size after 128 steps and by {history[-1]:.1e} after",
+        f"change it by {max(history):.1e} at most then",
+        "{:,} to {:,} in a ResNet-20".format(*ends(FSG, "weights")),
+        "for {} to {} tokens, with SGD for {} to {}".format(*ends(FSG, "felt_until"), *ends(SGD, "felt_until")),
+        "It stands {:,} to {:,} tokens before".format(*ends(FSG, "tokens_to_the_first_used")),
+        f"the outputs change by {last(FSG, 'effect_lre'):.1e} of their size",
+        f"change of what is used is {last(LATER, 'effect_lre'):.1e}",
+        f"shuffled history changes the output by {100 * last(WEIGHT, 'effect_shuffle'):.0f} %",
+        f"explains {100 * last(WEIGHT, 'r2_history_linear'):.0f} % of it",
+        f"cosine with their mean is {last(WEIGHT, 'cosine_slow_mean_of_history'):.2f}",
+        f"without the newest it changes by {last(LSTM, 'effect_no_current'):.1e}",
+        f"with shuffled history by {last(LSTM, 'effect_shuffle'):.1e}",
+        f"cosine with the newest gradient is {last(LSTM, 'cosine_slow_current'):.2f}",
+        f"{last(LSTM, 'slow_rms') / last(LSTM, 'fast_rms'):.0f} times as large as the fast part",
+        f"is {100 * last(FSG, 'slow_rms') / last(FSG, 'fast_rms'):.1f} % of the fast one",
+        f"it is {last(LATER, 'slow_rms') / last(LATER, 'fast_rms'):.0f} times as large. By then",
+        f"{last(FSG, 'k'):.1f} after 128 steps with Adam, {last(LATER, 'k'):.0f} after 42 epochs",
+        f"{last(SGD, 'k'):.0f} after 128 steps with SGD, {last(CODE, 'k'):,.0f} in the authors' code",
+        f"cosine of {last(FSG, 'cosine_fast_straight'):.2f} with STE's",
+        f"by {last(FSG, 'shift_over_distance_median'):.1e} of its distance",
+        f"flips {last(FSG, 'flipped_by_lookahead'):.1e} of the bits",
+        f"step itself flips {100 * last(FSG, 'flips_of_a_step'):.2f} %",
+        f"after 42 epochs it flips {100 * last(LATER, 'flipped_by_lookahead'):.2f} %",
+    ]
+
+
+def test_the_page_says_what_was_measured() -> None:
+    text = " ".join(PAGE.read_text().split())
+    assert [sentence for sentence in said() if sentence not in text] == []
+
+
+def test_what_the_page_says_without_numbers() -> None:
+    assert min(layer["felt_until"] for layer in recorded(LATER)["reach"]) > 3000
+    assert last(FSG, "effect_no_current") == pytest.approx(1, abs=1e-3)
+    rows = recorded(FSG)["rows"]
+    assert [k > 0 for k in rows["k"]] == [step >= 4 for step in rows["step"]]
+    for name in (FSG, SGD, CODE, LATER):  # the older gradients add nothing
+        assert last(name, "r2_history_linear") - last(name, "r2_token_linear") < 1e-4
+
+
+def test_its_figures_are_there() -> None:
+    figures = [part.split(")")[0] for part in PAGE.read_text().split("](figures/")[1:]]
+    assert len(figures) == 9
+    assert all((ROOT / "docs" / "figures" / name).is_file() for name in figures)
