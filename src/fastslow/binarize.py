@@ -139,7 +139,9 @@ class DoReFa(Binarizer):
         return preprocess(w)
 
     def values(self, w: Tensor) -> Tensor:
-        return quantize(preprocess(w), self.bits)
+        # In half precision A would round weights near zero to exactly 1/2, and take positive ones for -1.
+        exact = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
+        return quantize(preprocess(exact), self.bits).to(w.dtype)
 
     def calibration(self, w: Tensor) -> Tensor:
         return calibration(w)

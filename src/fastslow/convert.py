@@ -91,8 +91,10 @@ def first_and_last(model: nn.Module) -> list[str]:
     return list(dict.fromkeys([*names[:1], *names[-1:]]))
 
 
-def _chooser(choice: Choice, argument: str, names: Iterable[str]) -> Callable[[str, nn.Module], bool]:
+def _chooser(choice: Choice | None, argument: str, names: Iterable[str]) -> Callable[[str, nn.Module], bool]:
     """A predicate from patterns; each pattern must match at least one of the names."""
+    if choice is None:
+        return lambda name, module: False
     if callable(choice):
         return choice
     patterns = [choice] if isinstance(choice, str) else list(choice)
@@ -130,7 +132,7 @@ def binarize_(
     binarizer: str | Binarizer | None = None,
     bits: int = 1,
     activations: str | None = "auto",
-    skip: Choice = (),
+    skip: Choice | None = (),
     only: Choice | None = None,
     **fields: object,
 ) -> Conversion:
@@ -214,13 +216,16 @@ def _disable_fused_inference(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and binary_layers(module):
             module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder) and binary_layers(module):
+            module.use_nested_tensor = False  # only that path can read nested tensors
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """A plain copy of the model whose layers hold exact binary values (+-1, or +-scale) and no longer train.
+    """A plain copy of the model whose weights are exact binary values (+-1, or +-scale) that no longer train.
 
-    The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers, depends on nothing of this library, and computes what
-    the binary model computes in evaluation mode. (1-bit inputs become a forward hook that takes their sign.)
+    The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers and computes what the binary model computes in evaluation
+    mode. It depends on nothing of this library, unless inputs have 1 bit: those become a forward hook that takes their
+    sign, and a pickle names it. Biases and other layers can still be trained.
 
     Examples:
         >>> from torch import nn
@@ -235,6 +240,12 @@ def freeze(model: nn.Module) -> nn.Module:
     layers = binary_layers(frozen)
     if not layers:
         raise ValueError(f"{type(frozen).__name__} has no binary layer to freeze; call fs.binarize_ first")
+    for name, layer in layers.items():
+        if type(layer) not in PLAIN_OF:
+            raise ValueError(
+                f"{name} is a {type(layer).__name__}, changed after fs.binarize_ (a parametrization, a class of your "
+                "own): remove that before freezing"
+            )
     for layer in layers.values():
         layer.stop_binary()
     return frozen

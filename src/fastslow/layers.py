@@ -35,7 +35,7 @@ class BinaryLayer(nn.Module):
     input_bits: int = 32  # 1: the layer computes with sign(input), +1 where x > 0, else -1
 
     # Look-ahead W - W~ (None: none yet), likewise for the bias; share of the training done; which wrapper drives the
-    # layer; whether the last differentiable forward ran in training mode.
+    # layer; whether a differentiable forward ran in training mode since the last step.
     _shift: Tensor | None
     _bias_shift: Tensor | None
     _progress: Tensor
@@ -100,6 +100,12 @@ class BinaryLayer(nn.Module):
         """As before the first step."""
         self._shift = torch.zeros_like(self.weight, requires_grad=False) if self.method.looks_ahead else None
         self._bias_shift = None
+        self._place_progress()
+
+    def _place_progress(self) -> None:
+        """Beside the weight, never in half precision: schedules read it. On the meta device it has no value to keep."""
+        device = self.weight.device
+        self._progress = torch.zeros((), device=device) if self._progress.is_meta else self._progress.to(device)
 
     def _reset_run_time(self) -> None:
         self.forget_lookahead()
@@ -153,8 +159,8 @@ class BinaryLayer(nn.Module):
 
     def forward_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias as this forward pass uses them."""
-        if torch.is_grad_enabled():
-            self._trained = self.training
+        if torch.is_grad_enabled() and self.training:
+            self._trained = True
         bias = self.bias
         if bias is not None and self._bias_shift is not None and self.shift is not None:
             bias = bias - self._bias_shift
@@ -172,12 +178,16 @@ class BinaryLayer(nn.Module):
         return self.method.forward(self, input)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        was_meta = self.weight.is_meta
         super()._apply(fn, recurse)
+        if was_meta:  # `to_empty` gives memory that holds anything
+            self.forget_lookahead()
+            return self
         for name in ("_shift", "_bias_shift"):
             tensor = self.__dict__[name]
             if tensor is not None:
                 self.__dict__[name] = fn(tensor)
-        self._progress = self._progress.to(self.weight.device)  # never in half precision: schedules read it
+        self._place_progress()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

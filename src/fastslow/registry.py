@@ -34,7 +34,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._entries:
             return self._entries[name]
-        near = difflib.get_close_matches(str(name), self._entries, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(str(name).lower(), self._entries, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self._entries)}"
         raise ValueError(f"unknown {self.kind} {name!r}; {hint}")
 

@@ -37,11 +37,12 @@ class BinaryOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self._layers = binary_layers(model)
         self._check()
-        slots = [Slot(name, layer, base, self._group_of(layer.weight)) for name, layer in self._trained_layers()]
+        self._refuse_shared(model)
+        slots = [Slot(name, layer, base) for name, layer in self._trained_layers()]
         self._frozen = tuple(
             name
             for name, layer in self._layers.items()
-            if layer.method.needs_wrapper and not layer.weight.requires_grad
+            if (layer.method.needs_wrapper or layer.method.needs_epochs) and not layer.weight.requires_grad
         )
         by_method: dict[Any, list[Slot]] = {}
         for layer in self._layers.values():
@@ -49,6 +50,7 @@ class BinaryOptimizer(torch.optim.Optimizer):
         for slot in slots:
             by_method.setdefault(slot.layer.method, []).append(slot)
         self.drivers: list[Driver] = [method.driver(its_slots) for method, its_slots in by_method.items()]
+        self._methods = tuple(method.name for method in by_method)
         self._attach()
 
     # -- the step -------------------------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ class BinaryOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's layout, and one key of our own: hypernetworks, their optimizers, history, look-ahead, counters."""
-        own = {"steps": self.steps, "drivers": [driver.state_dict() for driver in self.drivers]}
+        drivers = [driver.state_dict() for driver in self.drivers]
+        own = {"steps": self.steps, "methods": list(self._methods), "drivers": drivers}
         return {**self.base.state_dict(), _KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -137,8 +140,12 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 "save optimizer.state_dict() of the object that fs.optimizer returned"
             )
         own = state_dict[_KEY]
-        if len(own["drivers"]) != len(self.drivers):
-            raise ValueError("the saved optimizer state belongs to a model with other methods")
+        saved_by = tuple(own.get("methods", self._methods))  # states of version 0.1.0 don't say
+        if len(own["drivers"]) != len(self.drivers) or saved_by != self._methods:
+            raise ValueError(
+                f"the saved optimizer state belongs to a model with other methods: {', '.join(saved_by)}, "
+                f"here {', '.join(self._methods)}"
+            )
         self.base.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
         for driver, saved in zip(self.drivers, own["drivers"], strict=True):
             driver.load_state_dict(saved)
@@ -147,14 +154,17 @@ class BinaryOptimizer(torch.optim.Optimizer):
             self._show_progress()
 
     def __getstate__(self) -> dict[str, Any]:
-        keep = ("base", "total_steps", "epochs", "steps", "_layers", "_frozen", "drivers")
+        keep = ("base", "total_steps", "epochs", "steps", "_layers", "_frozen", "_methods", "drivers")
+        for driver in self.drivers:
+            driver.withdraw()  # a prepared step holds a graph, which can't be copied
         # A copy of a layer has no look-ahead: it travels with us.
         shifts = {name: (layer._shift, layer._bias_shift, layer._trained) for name, layer in self._layers.items()}
         return {**{key: self.__dict__[key] for key in keep}, "shifts": shifts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shifts = state.pop("shifts")
-        self.__dict__.update({"_frozen": (), **state})  # copies of version 0.1.0 don't have it
+        methods = tuple(dict.fromkeys(layer.method.name for layer in state["_layers"].values()))
+        self.__dict__.update({"_frozen": (), "_methods": methods, **state})  # copies of version 0.1.0 don't have these
         for name, layer in self._layers.items():
             layer._shift, layer._bias_shift, layer._trained = shifts[name]
         self._attach()
@@ -182,9 +192,6 @@ class BinaryOptimizer(torch.optim.Optimizer):
     def _trained_layers(self) -> list[tuple[str, Any]]:
         return [(name, layer) for name, layer in self._layers.items() if layer.weight.requires_grad]
 
-    def _group_of(self, weight: nn.Parameter) -> int:
-        return next(i for i, group in enumerate(self.base.param_groups) if any(p is weight for p in group["params"]))
-
     def _check(self) -> None:
         if isinstance(self.base, BinaryOptimizer):
             raise ValueError("this optimizer is wrapped already; give fs.optimizer the torch optimizer itself")
@@ -196,6 +203,10 @@ class BinaryOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 "LBFGS evaluates the loss several times a step, which no method here defines; use SGD or Adam"
             )
+        if self._layers and any(group.get("maximize") for group in self.base.param_groups):
+            driven = sorted({layer.method.name for layer in self._layers.values() if layer.method.needs_wrapper})
+            if driven:
+                raise ValueError(f"maximize=True: {', '.join(driven)} goes downhill; negate the loss instead")
         if not self._layers:
             raise ValueError("the model has no binary layers; call fs.binarize_(model, ...) before fs.optimizer")
         self._refuse_shards()
@@ -231,10 +242,28 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"{', '.join(scheduled)} follows a schedule; write fs.optimizer(model, base, total_steps=...)"
                 )
-        elif self.total_steps < 1:
+        elif isinstance(self.total_steps, bool) or not isinstance(self.total_steps, int) or self.total_steps < 1:
             raise ValueError(
                 f"total_steps={self.total_steps}: give the number of optimizer steps of the whole training"
             )
+
+    def _refuse_shared(self, model: nn.Module) -> None:
+        """A method that keeps numbers of a weight needs its whole gradient to be that of the weight's bits."""
+        by_method: dict[Any, dict[str, nn.Module]] = {}
+        for name, layer in self._layers.items():
+            by_method.setdefault(layer.method, {})[name] = layer
+        for method, layers in by_method.items():
+            method.check_layers(layers)
+        driven = {id(layer.weight): name for name, layer in self._layers.items() if layer.method.needs_wrapper}
+        layers = set(map(id, self._layers.values()))
+        for name, module in model.named_modules():
+            for parameter in () if id(module) in layers else module._parameters.values():
+                if id(parameter) in driven:
+                    raise ValueError(
+                        f"{name} has the weight of the binary layer {driven[id(parameter)]}, whose method takes the "
+                        "whole gradient for that of the bits: untie them, or choose a method that keeps nothing, such "
+                        "as ste"
+                    )
 
     def _check_owner(self) -> None:
         if any(layer._owner is not self._token for layer in self._layers.values()):
@@ -303,7 +332,9 @@ def optimizer(
 
     Args:
         model: a model with binary layers (also inside DistributedDataParallel or torch.compile).
-        base: any torch optimizer over ``model.parameters()`` except LBFGS; its groups, rates and weight decay hold.
+        base: any torch optimizer over ``model.parameters()`` that takes a step from ``.grad`` and goes downhill, so not
+            LBFGS; its groups, rates and weight decay hold. (A penalty on the weights belongs there, as weight decay: in
+            the loss its gradient would be taken for one of the bits.)
         total_steps: optimizer steps of the whole training; needed by methods with a schedule.
         epochs: epochs of the whole training. Schedules that were published per epoch then stand still within an epoch,
             and work that is done once an epoch (RBNN's rotations) is done here, between two steps.

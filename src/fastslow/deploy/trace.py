@@ -183,7 +183,12 @@ class _Walk(Builder):
                 raise UnsupportedLayerError(f"{name}: {error}; such a call has no packed form") from None
             return handler(self, name, *args, **kwargs)
         if callable(step.target) and not _holds_value((args, kwargs)):
-            return step.target(*args, **kwargs)  # arithmetic on sizes
+            try:
+                return step.target(*args, **kwargs)  # arithmetic on sizes
+            except TypeError:
+                raise UnsupportedLayerError(
+                    f"{name}: the model computes with the number of images; a packed model takes any, write -1 instead"
+                ) from None
         called = getattr(step.target, "__name__", step.target)
         raise UnsupportedLayerError(f"the model calls {called}, which has no packed form; supported are {SUPPORTED}")
 
@@ -305,6 +310,15 @@ def _same(_: _Walk, __: str, x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
+def _dropout(_: _Walk, name: str, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if training and p:
+        raise UnsupportedLayerError(
+            f"{name}: this dropout drops in evaluation too; write F.dropout(x, {p:g}, training=self.training), or use "
+            "nn.Dropout"
+        )
+    return x
+
+
 def _max_pool(
     walk: _Walk,
     name: str,
@@ -351,7 +365,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([F.avg_pool1d, F.avg_pool2d], _avg_pool),
     **dict.fromkeys([F.adaptive_avg_pool1d, F.adaptive_avg_pool2d], _adaptive),
     **dict.fromkeys([torch.cat, torch.concat], _concat),
-    **dict.fromkeys([F.dropout, F.dropout2d, ("method", "contiguous"), ("method", "detach")], _same),
+    **dict.fromkeys([F.dropout, F.dropout2d], _dropout),
+    **dict.fromkeys([("method", "contiguous"), ("method", "detach")], _same),
     ("method", "size"): _size,
     getattr: _getattr,
     operator.getitem: _slice,

@@ -38,7 +38,10 @@ def get_method(method: str | Method, **fields: object) -> Method:
         ValueError: ste has no field 'beta'; its fields: none
     """
     if isinstance(method, Method):
-        return dataclasses.replace(method, **fields) if fields else method
+        if not fields:
+            return method
+        check_fields(method.name, fields)
+        return dataclasses.replace(method, **fields)
     check_fields(method, fields)
     return METHODS[method].cls(**fields)
 

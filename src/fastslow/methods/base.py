@@ -138,16 +138,23 @@ class Method:
 class Slot:
     """A binary layer in training: its name, the layer, and where the base optimizer keeps its learning rate."""
 
-    def __init__(self, name: str, layer: BinaryLayer, base: torch.optim.Optimizer, group: int) -> None:
+    def __init__(self, name: str, layer: BinaryLayer, base: torch.optim.Optimizer) -> None:
         self.name = name
         self.layer = layer
         self._base = base
-        self._group = group
+        self._group: dict[str, Any] = {}
 
     @property
     def lr(self) -> float | Tensor:
         """eta: the learning rate of the weight's own parameter group, now."""
-        return self._base.param_groups[self._group]["lr"]
+        groups = self._base.param_groups
+        if not any(group is self._group for group in groups):  # loading a state makes new ones, and users remove some
+            weight = self.layer.weight
+            holding = [group for group in groups if any(p is weight for p in group["params"])]
+            if not holding:
+                raise RuntimeError(f"the optimizer no longer holds the weight of {self.name}")
+            self._group = holding[0]
+        return self._group["lr"]
 
 
 class Driver:
@@ -165,6 +172,9 @@ class Driver:
 
     def prepare(self) -> None:
         """Called before a forward pass, where the loop does so: begin the step with what is known already."""
+
+    def withdraw(self) -> None:
+        """Forget what `prepare` did: the step does it anew."""
 
     def before_step(self) -> bool:
         """Prepare ``.grad`` for the base optimizer. False: it must not step in this iteration."""

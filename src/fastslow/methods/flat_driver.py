@@ -26,7 +26,8 @@ class RememberingMethod(Method):
             other = first.setdefault(id(layer.weight), name)
             if other != name:
                 raise ValueError(
-                    f"{name!r} and {other!r} share one weight; {self.name} keeps one history a layer: skip one of them"
+                    f"{name!r} and {other!r} share one weight; {self.name} keeps numbers of each layer's own: untie "
+                    "them, or choose a method that keeps none, such as ste"
                 )
 
 

@@ -11,6 +11,7 @@ and what distributed training, mixed precision, accumulation and clipping act on
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class LookaheadDriver(FlatDriver):
         self._active: list[int] = []
         self._directions: tuple[Tensor, Tensor] | None = None  # registered and straight-through, of the last step
         self._ahead: Ahead | None = None
+        self._told = False  # that a gradient was dropped
 
     eager_steps = 3
 
@@ -150,7 +152,8 @@ class LookaheadDriver(FlatDriver):
                 self._ahead = Ahead(layers, self._versions(), self.propose(layers))
 
     def withdraw(self) -> None:
-        """Forget what `prepare` did. Subclasses add what a proposal leaves behind."""
+        """Subclasses add what a proposal leaves behind."""
+        join(self.device)
         self._ahead = None
 
     def _versions(self) -> list[int]:
@@ -213,9 +216,22 @@ class LookaheadDriver(FlatDriver):
                 continue
             if slot.layer._trained:
                 active.append(i)
+                slot.layer._trained = False
             else:
                 slot.layer.weight.grad = None
+                self._say_dropped(slot.name)
         return active
+
+    def _say_dropped(self, name: str) -> None:
+        if self._told:
+            return
+        self._told = True
+        warnings.warn(
+            f"the gradient of {name} comes from a pass in evaluation mode, or is of a step before, and is dropped: "
+            f"{self.method.name} looks ahead in training mode alone. Call model.train(); to keep the statistics of "
+            "BatchNorm, call eval() on those layers only",
+            stacklevel=2,
+        )
 
     def _train_hypernets(self, layers: list[int], straight: list[Tensor]) -> tuple[list[int], Tensor | None]:
         """One step of phi, from the straight-through gradients ``g * C(W~)`` of these layers.
@@ -223,7 +239,6 @@ class LookaheadDriver(FlatDriver):
         Returns them with the gradients to register, flat, which were generated with the old phi.
         """
         if not layers:
-            join(self.device)
             self.withdraw()
             return [], None
         proposal = self._proposal(layers)

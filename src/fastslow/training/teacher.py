@@ -18,6 +18,9 @@ def distillation_loss(
 ) -> Tensor:
     """``(1 - d) CE + d T^2 KL(softmax(teacher / T) || softmax(student / T))``, the mean over the images.
 
+    Classes lie along dimension 1, as for ``F.cross_entropy``: where there are further dimensions (the pixels of a
+    segmentation, the words of a text), the mean is taken over these too.
+
     ``taught`` are the teacher's logits for the same images, of which no gradient is taken, and ``cross_entropy`` the
     student's own loss, with label smoothing or without. The gradient of the divergence falls with 1/T^2, which the
     factor undoes, so that the share d means the same at every temperature.
@@ -28,10 +31,18 @@ def distillation_loss(
         >>> torch.allclose(distillation_loss(logits, logits, loss), 0.5 * loss)
         True
     """
+    if logits.shape != taught.shape or logits.ndim < 2:
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} and {tuple(taught.shape)}: student and teacher need the same one, "
+            "(images, classes, ...)"
+        )
+    if not 0 <= share <= 1 or not temperature > 0:
+        raise ValueError(f"share={share}, temperature={temperature}: give a share from 0 to 1 and a T above 0")
     log_taught = F.log_softmax(taught.detach().float() / temperature, dim=1)
     log_said = F.log_softmax(logits.float() / temperature, dim=1)
     divergence = F.kl_div(log_said, log_taught, reduction="batchmean", log_target=True)
-    return (1 - share) * cross_entropy + share * temperature**2 * divergence
+    positions = logits[0, 0].numel() if len(logits) else 1
+    return (1 - share) * cross_entropy + share * temperature**2 * divergence / positions
 
 
 class Teacher:
