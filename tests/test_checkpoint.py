@@ -236,6 +236,7 @@ def test_leftovers_of_a_crash_are_ignored(tmp_path):
     assert steps(checkpoints) == [1]
     assert checkpoints.load_newest()[1] == {"step": 1}
     checkpoints.save(2, {"step": 2})
+    checkpoints.sweep()
     assert not list(tmp_path.glob(".*"))
 
 

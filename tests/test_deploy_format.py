@@ -164,7 +164,7 @@ def container(header: object, payload: bytes = b"") -> bytes:
 
 
 def entry(dtype: object = "U8", shape: object = (1,), offsets: object = (0, 1), **more: object) -> dict[str, Any]:
-    return {"__metadata__": {}, "t": {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}}
+    return {"__metadata__": {"fastslow": ""}, "t": {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def entry(dtype: object = "U8", shape: object = (1,), offsets: object = (0, 1), 
         (container(b'{"a":1,"a":2}'), "repeats a key"),
         (container(b'{"a":NaN}'), "holds NaN"),
         (container({"__metadata__": {"fastslow": "[1]", "sha256": digest("[1]", {})}}), "header must be an object"),
-        (container({"__metadata__": {}, "t": 1}), "the entry is not dtype, shape and data_offsets"),
+        (container({"__metadata__": {"fastslow": ""}, "t": 1}), "the entry is not dtype, shape and data_offsets"),
         (container(entry(extra=1), b"x"), "the entry is not"),
         (container(entry(dtype="F64"), b"x"), "type 'F64' is none of"),
         (container(entry(shape=[-1]), b"x"), "bad shape"),

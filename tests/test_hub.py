@@ -234,3 +234,14 @@ def test_the_command_and_a_process_without_torch(hub, run, tmp_path):
     code = "import sys, fastslow; print(fastslow.from_pretrained('user/cli').output_shape, 'torch' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert loaded.stdout.strip() == "(10,) False", loaded.stderr
+
+
+@pytest.mark.parametrize(
+    "result", [{"config": "cfg.yaml"}, {"conditions": "cpu"}, {"test_accuracy": "92 %"}, {"seconds": None}]
+)
+def test_a_card_of_a_result_of_ones_own(tmp_path, result):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 3))
+    fs.binarize_(model, "ste")
+    fs.pack(model, tmp_path / "m.safetensors", input_shape=(8,), result=result)
+    text = model_card(fs.load_packed(tmp_path / "m.safetensors").model, "user/name")
+    assert "| Accuracy | not recorded |" in text

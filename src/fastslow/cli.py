@@ -52,8 +52,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stdout = None
         sys.exit(1)
-    except ModuleNotFoundError as error:
-        _fail(f"the package {error.name} is missing: {_INSTALL}")
+    except ImportError as error:  # of our own, with a sentence, where it isn't a module that wasn't found
+        missing = isinstance(error, ModuleNotFoundError)
+        _fail(f"the package {error.name} is missing: {_INSTALL}" if missing else str(error))
     except OSError as error:
         named = error.strerror is not None and error.filename is not None
         _fail(f"{error.filename}: {error.strerror}" if named else str(error))
@@ -140,6 +141,7 @@ def evaluate(
     from . import cli_support as support
     from .report.load import load_trained
     from .report.packed import is_packed, load_packed_network
+    from .report.seen import as_seen, seen_by
     from .training.evaluate import evaluate as measure
     from .training.evaluate import evaluation_batches
 
@@ -148,13 +150,16 @@ def evaluate(
     load = load_packed_network if is_packed(what) else load_trained
     trained, config = load(what, model=model, data=support.choose_data(data) if data else None)
     dataset = support.load_data(config, data_root)
-    support.check_classes(trained, dataset)
-    found = measure(trained.to(chosen), evaluation_batches(dataset.test, device=chosen))
+    seen = seen_by(trained, what) if data else None
+    if seen is None or not 0 < len(dataset.test.classes) <= len(seen.classes):
+        support.check_classes(trained, dataset)
+    images = dataset.test if seen is None else as_seen(dataset.test, seen)
+    found = measure(trained.to(chosen), evaluation_batches(images, device=chosen))
     if json:
         support.print_json({"accuracy": found.accuracy, "loss": found.loss, "n": found.n})
     else:
-        images = f"the last {found.n} training images, held out" if config.holdout else f"{found.n} test images"
-        print(f"accuracy {found.accuracy:.2f} %, loss {found.loss:.4f}, on {images} of {config.data}")
+        which = f"the last {found.n} training images, held out" if config.holdout else f"{found.n} test images"
+        print(f"accuracy {found.accuracy:.2f} %, loss {found.loss:.4f}, on {which} of {config.data}")
 
 
 @app.command()

@@ -40,17 +40,18 @@ def pack(
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="Folder of a run, or a packed file.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a run, a packed file, or 'shipped'.")],
     out: Annotated[Path, typer.Argument(help="The file to write, for example model.onnx.")],
     json: Json = False,
 ) -> None:
     """Write a trained network as ONNX: standard operators, its bits still packed."""
     import tempfile
 
-    from .cli_support import print_json
+    from .cli_support import packed_file, print_json
     from .deploy.onnx import export as to_file
     from .shipping import pack_run
 
+    source = packed_file(source)
     if source.is_dir():
         with tempfile.TemporaryDirectory() as folder:
             size = to_file(pack_run(source, Path(folder) / "packed.safetensors").path, out)

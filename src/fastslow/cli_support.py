@@ -17,6 +17,7 @@ import torch
 
 from . import data
 from .deploy import shipped
+from .files import how_to_resume
 from .methods import METHODS, check_fields, get_method
 from .report.packed import PackedNetwork
 from .training.build import method_fields, shipped_weights
@@ -128,7 +129,7 @@ def start(
         trainer = _trainer(config, ranks, chosen, data_root)
         if ranks.first:
             trainer.run = RunFolder.create(path, config)
-            log.info("run folder %s; Ctrl-C stops it, `fastslow resume %s` continues it", path, path)
+            log.info("run folder %s; Ctrl-C stops it, %s continues it", path, how_to_resume(path))
         _fit(trainer, trackers, as_json)
 
 

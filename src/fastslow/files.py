@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
+import threading
 from importlib import resources
 from pathlib import Path
 
@@ -21,9 +23,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     On failure (a full disk, a read-only folder) the old file is untouched, nothing half-written stays behind, and the
     OSError names ``path``.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    mine = f".{path.name[:150]}.{socket.gethostname()[:50]}."
+    temporary = path.with_name(f"{mine}{os.getpid()}.{threading.get_ident()}.tmp")  # nobody else writes this one
     try:
         try:
+            _remove_strays(path.parent, mine)
             with open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
@@ -35,6 +39,24 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(path)) from error
     _flush_folder(path.parent)
+
+
+def _remove_strays(folder: Path, start: str) -> None:
+    """What processes of this machine left behind that were killed while they wrote."""
+    for name in os.listdir(folder):
+        writer = name.removeprefix(start).split(".")[0]
+        if name.startswith(start) and name.endswith(".tmp") and writer.isdigit() and not _is_alive(int(writer)):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is somebody else's
+    return True
 
 
 def make_folder(path: Path) -> None:

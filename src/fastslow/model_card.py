@@ -14,7 +14,7 @@ _CONDITIONS = {"fastslow": "fastslow", "torch": "PyTorch", "device": "Device", "
 def model_card(packed: PackedModel, repo_id: str, licence: str | None = None, latent_weights: bool = False) -> str:
     """Front matter for the hub's search, then the page. Everything is taken from the packed file itself."""
     result = packed.info.result
-    config = result.get("config") or {}
+    config = _mapping(result.get("config"))
     return "\n".join(
         [
             *("---", *_front_matter(packed, repo_id, licence), "---", ""),
@@ -32,7 +32,7 @@ def model_card(packed: PackedModel, repo_id: str, licence: str | None = None, la
 def _front_matter(packed: PackedModel, repo_id: str, licence: str | None) -> list[str]:
     """YAML, of which JSON is a part: no text in it can break out of its quotes."""
     result = packed.info.result
-    config = result.get("config") or {}
+    config = _mapping(result.get("config"))
     bits = config.get("bits", 1)
     tags = [
         "binary-neural-network" if bits == 1 else "quantized",
@@ -42,7 +42,7 @@ def _front_matter(packed: PackedModel, repo_id: str, licence: str | None) -> lis
     lines = ["library_name: fastslow", f"tags: {json.dumps(tags)}"]
     if licence is not None:
         lines.append(f"license: {json.dumps(licence)}")
-    if "test_accuracy" in result:
+    if _is_number(result.get("test_accuracy")):
         dataset = str(config.get("data", "unknown")).rpartition(":")[2]
         entry = {
             "task": {"type": "image-classification"},
@@ -67,23 +67,32 @@ def _sentence(packed: PackedModel, config: Mapping[str, Any]) -> str:
 
 def _table(packed: PackedModel, result: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     rows: list[tuple[str, Any]] = []
-    if "test_accuracy" in result:
+    if _is_number(result.get("test_accuracy")):
         images = f" ({result['n_test']} images)" if "n_test" in result else ""
         rows.append((str(result.get("metric", "accuracy")).capitalize() + images, f"{result['test_accuracy']:.2f} %"))
-    if "best_test_accuracy" in result:
+    if _is_number(result.get("best_test_accuracy")):
         rows.append(("Best epoch on the same images, for comparison only", f"{result['best_test_accuracy']:.2f} %"))
     rows += [("Method", config.get("method")), ("Fields of the method", config.get("method_fields") or None)]
     rows += [(name.capitalize(), config.get(name)) for name in ("optimizer", "lr", "schedule", "epochs", "seed")]
     rows += [("Batch size", config.get("batch_size")), ("Binarizer", packed.info.binarizer or None)]
-    if "seconds" in result:
+    if _is_number(result.get("seconds")):
         rows.append(("Training time", f"{result['seconds']:.0f} s"))
-    conditions = result.get("conditions") or {}
+    conditions = _mapping(result.get("conditions"))
     rows += [(title, conditions.get(key)) for key, title in _CONDITIONS.items()]
     rows.append(("Key of the run", result.get("key")))
     known = [(title, _cell(value)) for title, value in rows if value is not None]
-    if "test_accuracy" not in result:
+    if not _is_number(result.get("test_accuracy")):
         known.insert(0, ("Accuracy", "not recorded"))
     return ["| | |", "| :--- | :--- |", *(f"| {title} | {value} |" for title, value in known)]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """``result`` is free: what isn't as `fastslow pack` writes it is left out."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _cell(value: Any) -> str:

@@ -43,7 +43,9 @@ def available_backends() -> list[str]:
     return [*native.backends(), "numpy"]
 
 
-def load_packed(source: str | Path | bytes, backend: str | None = None, threads: int | None = None) -> Engine:
+def load_packed(
+    source: str | Path | bytes | bytearray, backend: str | None = None, threads: int | None = None
+) -> Engine:
     """Load a packed model for inference.
 
     Args:
@@ -51,7 +53,8 @@ def load_packed(source: str | Path | bytes, backend: str | None = None, threads:
         backend: one of `available_backends()`; None takes the fastest.
         threads: worker threads of the native backends; None takes one per available core.
     """
-    return Engine(from_bytes(source) if isinstance(source, bytes) else read(source), backend, threads)
+    model = from_bytes(bytes(source)) if isinstance(source, bytes | bytearray) else read(source)
+    return Engine(model, backend, threads)
 
 
 class Engine:
@@ -73,6 +76,10 @@ class Engine:
         else:
             self._backend = _NativeBackend(model.graph, name, self.threads)
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, and what another process unpickles, has memory and threads of its own."""
+        return Engine, (self.model, self.backend, self.threads)
 
     @property
     def backend(self) -> str:
@@ -96,6 +103,8 @@ class Engine:
 
     def profile(self, x: ArrayLike, repeats: int = 10) -> list[tuple[str, float]]:
         """Mean seconds in each operation for the batch."""
+        if repeats < 1:
+            raise ValueError(f"repeats={repeats} must be at least 1")
         batch, _ = self._batch(x)
         seconds = np.zeros(len(self._backend.names))
         with self._lock:

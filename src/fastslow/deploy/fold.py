@@ -20,7 +20,8 @@ _WITH_WEIGHTS = ("conv", "linear")
 
 def fold(graph: Graph) -> Graph:
     """All rewrites, in the order in which they help each other."""
-    return _to_float32(_drop_unused(_fold_signs(_fold_affine(graph))))
+    # What nobody reads goes first: the last node is the output, and must still be so when it is folded away.
+    return _to_float32(_drop_unused(_fold_signs(_fold_affine(_drop_unused(graph)))))
 
 
 def _readers(graph: Graph) -> Counter[int]:

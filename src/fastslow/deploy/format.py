@@ -53,6 +53,8 @@ def stored_tensors(graph: Graph, dtype: str) -> dict[str, NDArray[Any]]:
                 stored = tensor if role == "bits" else tensor.astype(dtype)
             if role != "bits" and not np.isfinite(stored).all():
                 raise ValueError(f"{node.name}.{role} doesn't fit into {dtype} (or isn't finite); use dtype='float32'")
+            if role == "scale" and ((stored == 0) & (tensor != 0)).any():
+                raise ValueError(f"{node.name}.scale is too small for {dtype}, it would be 0; use dtype='float32'")
             tensors[f"{node.name}.{role}"] = np.ascontiguousarray(stored)
     return tensors
 
@@ -91,11 +93,11 @@ def read(path: str | Path) -> PackedModel:
 def from_bytes(data: bytes) -> PackedModel:
     """Check and decode the content of a packed file."""
     header_bytes, entries, metadata = _container(data)
-    tensors = {name: _tensor(data, header_bytes, name, entry) for name, entry in entries.items()}
-    _check_layout(tensors, entries, len(data) - header_bytes)
     text = metadata.get("fastslow")
     if not isinstance(text, str):
         raise FormatError("a safetensors file, but not a packed fastslow model: make one with fs.pack")
+    tensors = {name: _tensor(data, header_bytes, name, entry) for name, entry in entries.items()}
+    _check_layout(tensors, entries, len(data) - header_bytes)
     if metadata.get("sha256") != digest(text, tensors):
         raise FormatError("the checksum doesn't match: the file is damaged, copy or pack it again")
     graph, info = decode(text, tensors)

@@ -56,13 +56,17 @@ def encode(graph: Graph, info: Info) -> str:
         return json.dumps(document, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise ValueError(f"the header holds a number that JSON can't express (NaN or infinity): {error}") from None
+    except TypeError as error:
+        raise TypeError(
+            f"result may hold what JSON can (text, numbers, lists, dicts with text as keys): {error}"
+        ) from None
 
 
 def decode(text: str, tensors: Mapping[str, NDArray[Any]]) -> tuple[Graph, Info]:
     """The graph and its description; raises `FormatError` for whatever is wrong with them."""
     document = _mapping(parse_json(text, "the fastslow header"), "header")
     version = document.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version != VERSION or type(version) is not int:
         raise FormatError(f"format version {version!r} is not {VERSION}: pack the model again, or update fastslow")
     shape = _integers(document, "input", "header", low=1)
     rows = _list(document, "nodes", "header")

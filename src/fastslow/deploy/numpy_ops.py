@@ -28,6 +28,9 @@ def per_channel(tensor: Array, x: Array) -> Array:
     return tensor.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
+_ROOM = 2**24  # numbers that a convolution may copy at once: 64 MiB
+
+
 def windows(x: Array, node: Node, fill: float) -> Array:
     """(batch, channels, output height, output width, kernel height, kernel width), a view where nothing is padded."""
     (top, left), kernel, stride = node["padding"], node["kernel"], node["stride"]
@@ -59,14 +62,26 @@ def convolve(node: Node, x: Array) -> Array:
     w = weight(node, x.shape[1])
     groups, outputs = node["groups"], node["outputs"]
     view = windows(x, node, 0)
+    batch, _, height, width = view.shape[:4]
+    matrices = w.reshape(groups, outputs // groups, w[0].size).transpose(0, 2, 1)
+    row = groups * w[0].size * width  # numbers in the columns of one row of one image
+    images, rows = max(1, _ROOM // max(1, row * height)), max(1, _ROOM // max(1, row))
+    y = np.empty((batch, outputs, height, width), np.float32)
+    for i in range(0, batch, images):
+        for top in range(0, height, rows):
+            part = (slice(i, i + images), slice(None), slice(top, top + rows))
+            y[part] = _product(view[part], matrices)
+    return finish(node, y)
+
+
+def _product(view: Array, matrices: Array) -> Array:
+    """One matrix product a group: (pixels, depth) x (depth, outputs)."""
     batch, channels, height, width = view.shape[:4]
-    # One matrix product a group: (pixels, depth) x (depth, outputs).
+    groups, depth, outputs = matrices.shape
     columns = view.reshape(batch, groups, channels // groups, *view.shape[2:]).transpose(1, 0, 3, 4, 2, 5, 6)
-    depth = w[0].size
-    columns = columns.reshape(groups, batch * height * width, depth)
-    product = columns @ w.reshape(groups, outputs // groups, depth).transpose(0, 2, 1)
-    product = product.reshape(groups, batch, height, width, outputs // groups).transpose(1, 0, 4, 2, 3)
-    return finish(node, np.ascontiguousarray(product).reshape(batch, outputs, height, width))
+    product = columns.reshape(groups, batch * height * width, depth) @ matrices
+    product = product.reshape(groups, batch, height, width, outputs).transpose(1, 0, 4, 2, 3)
+    return product.reshape(batch, groups * outputs, height, width)
 
 
 def linear(node: Node, x: Array) -> Array:

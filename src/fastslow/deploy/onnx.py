@@ -8,6 +8,7 @@ and runs a plain convolution.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +95,16 @@ class _Builder:
             values = [self.reshape("input", canonical(self.graph.input_shape))]
         for index, node in enumerate(self.graph.nodes):
             values.append(self.lower(node, [values[source] for source in node.inputs], self.shapes[index + 1]))
-        self.emit("Reshape", [values[-1], self.vector([-1, *self.graph.output_shape()])], "output")
+        inputs = [values[-1], self.vector([-1, *self.graph.output_shape()])]
+        self.nodes.append(self.onnx.helper.make_node("Reshape", inputs, ["output"], "output"))
         return self.nodes, self.initializers
 
     def emit(self, op: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
         """Append a node. Results of the unpacking get a number for a name: names are a good part of a small file."""
         result = output or f"/{len(self.nodes)}"  # no module has a slash in its name
-        self.nodes.append(self.onnx.helper.make_node(op, inputs, [result], output, **attributes))
+        if result in ("input", "output"):  # of the graph itself
+            result = f"/{result}"
+        self.nodes.append(self.onnx.helper.make_node(op, inputs, [result], output and result, **attributes))
         return result
 
     def initializer(self, name: str, array: NDArray[Any]) -> str:
@@ -110,7 +114,7 @@ class _Builder:
     def constant(self, array: NDArray[Any]) -> str:
         key = (f"{array.dtype}{array.shape}", array.tobytes())
         if key not in self.constants:
-            self.constants[key] = self.initializer(f"constant.{len(self.constants)}", array)
+            self.constants[key] = self.initializer(f"/constant.{len(self.constants)}", array)
         return self.constants[key]
 
     def vector(self, numbers: list[int]) -> str:
@@ -163,8 +167,8 @@ class _Builder:
         key = ("table", b"")
         if key not in self.constants:
             every_byte = np.arange(256, dtype=np.uint8)[:, None]
-            self.initializer("signs.int8", unpack_signs(every_byte, (256, 8)).astype(np.int8))
-            self.constants[key] = self.emit("Cast", ["signs.int8"], to=self.onnx.TensorProto.FLOAT)
+            signs = self.initializer("/signs.int8", unpack_signs(every_byte, (256, 8)).astype(np.int8))
+            self.constants[key] = self.emit("Cast", [signs], to=self.onnx.TensorProto.FLOAT)
         return self.constants[key]
 
     def lower(self, node: Node, inputs: list[str], shape: Shape) -> str:
@@ -228,6 +232,9 @@ class _Builder:
         )
 
     def lower_pool(self, node: Node, x: str) -> str:
+        if node.inputs[0] and self.graph.nodes[node.inputs[0] - 1].op == "pad":
+            # onnxruntime merges a Pad into the pool behind it, where zeros become "not there": keep the two apart.
+            x = self.emit("Max", [x, self.scalar(-math.inf)])
         attributes: dict[str, Any] = {
             "kernel_shape": node["kernel"],
             "strides": node["stride"],

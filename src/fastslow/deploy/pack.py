@@ -42,7 +42,7 @@ class Packed:
         return sum(layer.float_bytes for layer in self.layers)
 
     def __str__(self) -> str:
-        ratio = self.float_bytes / self.payload_bytes
+        ratio = self.float_bytes / max(1, self.payload_bytes)
         return (
             f"{self.path}: {self.file_bytes} bytes = {self.payload_bytes} of weights + {self.header_bytes} of header; "
             f"the weights take {ratio:.1f}x less than {self.float_bytes} bytes in float32"
@@ -88,6 +88,7 @@ def pack(
     graph = packed_graph(model, _shape(input_shape, example_input))
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+    mean, std, classes = tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes))
     if len(mean) != len(std) or (mean and len(mean) != graph.input_shape[0]):
         raise ValueError(f"mean and std must both have {graph.input_shape[0]} values, one a channel, or none")
     outputs = graph.output_shape()
@@ -96,9 +97,9 @@ def pack(
     info = Info(
         producer=f"fastslow {__version__}",
         dtype=dtype,
-        mean=tuple(map(float, mean)),
-        std=tuple(map(float, std)),
-        classes=tuple(classes),
+        mean=mean,
+        std=std,
+        classes=classes,
         binarizer=", ".join(sorted({layer.binarizer.name for layer in binary_layers(unwrap(model)).values()})),
         result=dict(result or {}),
     )

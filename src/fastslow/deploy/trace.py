@@ -58,6 +58,8 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module, input_shape: Shape) -> Graph:
     """The graph of a model in evaluation mode for samples of `input_shape`; raises `UnsupportedLayerError`."""
+    if isinstance(model, (*LAYERS, BinaryLayer)):
+        raise UnsupportedLayerError(f"a {type(model).__name__} alone is no network; write nn.Sequential(layer)")
     refuse_hooks("the model", model)  # those of the layers in it are looked at when they are called
     try:
         recorded = _Tracer().trace(model)
@@ -261,12 +263,11 @@ def _mean(walk: _Walk, name: str, x: Any, dim: Any = None, keepdim: bool = False
 def _slice(walk: _Walk, name: str, x: Any, index: Any) -> Any:
     if not isinstance(x, Value):
         return x[index]
-    whole = (slice(None), None)
     index = index if isinstance(index, tuple) else (index,)
     if (
         len(x.shape) == 3
         and len(index) == 4
-        and all(part in whole for part in index[:2])
+        and all(isinstance(part, slice) and part == slice(None) for part in index[:2])
         and all(isinstance(part, slice) and part.start in (None, 0) and part.stop is None for part in index[2:])
     ):
         return walk.add("subsample", name, [x], stride=tuple(part.step or 1 for part in index[2:]))
