@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,6 +161,12 @@ def test_total_steps_is_a_number_of_steps(steps: object) -> None:
     model = binary("ste")
     with pytest.raises(ValueError, match="give the number of optimizer steps"):
         fs.optimizer(model, adam(model), total_steps=steps)  # pyright: ignore[reportArgumentType]
+
+
+def test_total_steps_may_be_numpys_or_of_a_division() -> None:
+    for steps in (np.int64(10), 20 / 2):
+        model = binary("ste")
+        assert fs.optimizer(model, adam(model), total_steps=steps).total_steps == 10  # pyright: ignore[reportArgumentType]
 
 
 def test_a_rate_is_that_of_the_group_that_holds_the_weight() -> None:

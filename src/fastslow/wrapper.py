@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from .convert import binary_layers
 from .methods import Driver, Slot
+from .methods.flat_driver import RememberingMethod
 
 _KEY = "fastslow"  # our part of the state_dict
 
@@ -203,10 +205,9 @@ class BinaryOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 "LBFGS evaluates the loss several times a step, which no method here defines; use SGD or Adam"
             )
-        if self._layers and any(group.get("maximize") for group in self.base.param_groups):
-            driven = sorted({layer.method.name for layer in self._layers.values() if layer.method.needs_wrapper})
-            if driven:
-                raise ValueError(f"maximize=True: {', '.join(driven)} goes downhill; negate the loss instead")
+        descending = sorted({layer.method.name for layer in self._layers.values() if layer.method.descends})
+        if descending and any(group.get("maximize") for group in self.base.param_groups):
+            raise ValueError(f"maximize=True: {', '.join(descending)} goes downhill; negate the loss instead")
         if not self._layers:
             raise ValueError("the model has no binary layers; call fs.binarize_(model, ...) before fs.optimizer")
         self._refuse_shards()
@@ -228,6 +229,12 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 f"the optimizer doesn't hold {own[0]}, a parameter of the method: build it after fs.binarize_, from "
                 "model.parameters()"
             )
+        if self.total_steps is not None:
+            if not _is_count(self.total_steps):
+                raise ValueError(
+                    f"total_steps={self.total_steps}: give the number of optimizer steps of the whole training"
+                )
+            self.total_steps = int(self.total_steps)
         if self.epochs is not None and not (self.total_steps and 1 <= self.epochs <= self.total_steps):
             raise ValueError(f"epochs={self.epochs}: give a whole number from 1 to total_steps={self.total_steps}")
         by_epoch = sorted({layer.method.name for layer in self._layers.values() if layer.method.needs_epochs})
@@ -242,10 +249,6 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"{', '.join(scheduled)} follows a schedule; write fs.optimizer(model, base, total_steps=...)"
                 )
-        elif isinstance(self.total_steps, bool) or not isinstance(self.total_steps, int) or self.total_steps < 1:
-            raise ValueError(
-                f"total_steps={self.total_steps}: give the number of optimizer steps of the whole training"
-            )
 
     def _refuse_shared(self, model: nn.Module) -> None:
         """A method that keeps numbers of a weight needs its whole gradient to be that of the weight's bits."""
@@ -254,15 +257,15 @@ class BinaryOptimizer(torch.optim.Optimizer):
             by_method.setdefault(layer.method, {})[name] = layer
         for method, layers in by_method.items():
             method.check_layers(layers)
-        driven = {id(layer.weight): name for name, layer in self._layers.items() if layer.method.needs_wrapper}
-        layers = set(map(id, self._layers.values()))
+        remembering = {n: layer for n, layer in self._layers.items() if isinstance(layer.method, RememberingMethod)}
+        owners = {id(layer.weight): (name, layer) for name, layer in remembering.items()}
         for name, module in model.named_modules():
-            for parameter in () if id(module) in layers else module._parameters.values():
-                if id(parameter) in driven:
+            for parameter in module._parameters.values():
+                owner, layer = owners.get(id(parameter), (name, module))
+                if layer is not module:
                     raise ValueError(
-                        f"{name} has the weight of the binary layer {driven[id(parameter)]}, whose method takes the "
-                        "whole gradient for that of the bits: untie them, or choose a method that keeps nothing, such "
-                        "as ste"
+                        f"{name} has the weight of the binary layer {owner}, whose method takes the whole gradient for "
+                        "that of the bits: untie them, or choose a method that keeps nothing, such as ste"
                     )
 
     def _check_owner(self) -> None:
@@ -321,6 +324,11 @@ class BinaryOptimizer(torch.optim.Optimizer):
         for layer in self._layers.values():
             if layer.method.scheduled:
                 layer._progress.fill_(by_epoch if layer.method.per_epoch else share)
+
+
+def _is_count(value: object) -> bool:
+    """A whole number from 1 on, also as numpy or a division writes it."""
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 1 and float(value).is_integer()
 
 
 def optimizer(

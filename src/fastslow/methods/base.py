@@ -32,6 +32,7 @@ class Method:
     default_activations: ClassVar[str | None] = None
     looks_ahead: ClassVar[bool] = False  # the forward pass uses W~ = W - shift, and W.grad receives dL/dWb unchanged
     needs_wrapper: ClassVar[bool] = False  # training without fs.optimizer would be wrong
+    descends: ClassVar[bool] = False  # reads gradients as uphill by itself, whatever the base optimizer does with them
     scheduled: ClassVar[bool] = False  # something follows the share of the training done: total_steps is needed
     per_epoch: ClassVar[bool] = False  # the published schedule stands still within an epoch
     needs_epochs: ClassVar[bool] = False  # some work is done once an epoch, so the number of epochs is needed

@@ -34,6 +34,7 @@ class Bop(SignMethod):
 
     name: ClassVar[str] = "bop"
     needs_wrapper: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
     scheduled: ClassVar[bool] = True
     per_epoch: ClassVar[bool] = True
 

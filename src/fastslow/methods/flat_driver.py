@@ -19,6 +19,7 @@ class RememberingMethod(Method):
     """A method whose driver keeps numbers for every weight."""
 
     needs_wrapper: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
 
     def check_layers(self, layers: Mapping[str, nn.Module]) -> None:
         first: dict[int, str] = {}
