@@ -77,6 +77,22 @@ def test_what_the_page_says_without_numbers() -> None:
         assert last(name, "r2_history_linear") - last(name, "r2_token_linear") < 1e-4
 
 
+def test_runs_with_other_l_are_the_same_runs() -> None:
+    losses: dict[tuple[int, int], list[float]] = {}
+    for path in (ROOT / "results" / "resnet8-mini").glob("fsg-adam-*.json"):
+        record = json.loads(path.read_text())
+        fields = record["config"]["method_fields"]
+        if "beta" not in fields:
+            losses[fields.get("length", 6), record["config"]["seed"]] = record["curve"]["train_loss"]
+    equal = {
+        (length, seed): sum(a == b for a, b in zip(curve, losses[6, seed], strict=True))
+        for (length, seed), curve in losses.items()
+        if length != 6
+    }
+    assert len(equal) == 12
+    assert {run: epochs for run, epochs in equal.items() if epochs < 12} == {(3, 0): 9, (4, 0): 7, (7, 2): 3}
+
+
 def test_its_figures_are_there() -> None:
     figures = [part.split(")")[0] for part in PAGE.read_text().split("](figures/")[1:]]
     assert len(figures) == 9
