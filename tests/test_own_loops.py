@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 import fastslow as fs
 from fastslow.deploy import UnsupportedLayerError
+from fastslow.methods import Method
 
 SMALL = {"expand": 2, "d_state": 2, "length": 3}
 X, Y = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 4
@@ -284,3 +287,13 @@ def test_names_and_fields() -> None:
     with pytest.raises(ValueError, match="slow_lr=nan"):
         fs.binarize_(mlp(), fs.get_method("fsg"), slow_lr=float("nan"))
     assert fs.binarize_(mlp(), "ste", skip=None).left == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    name: ClassVar[str] = "mine"
+    strength: float = 1.0
+
+
+def test_a_method_that_nobody_registered_takes_fields() -> None:
+    assert fs.get_method(Mine(), strength=0.5) == Mine(strength=0.5)

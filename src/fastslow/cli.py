@@ -151,7 +151,7 @@ def evaluate(
     trained, config = load(what, model=model, data=support.choose_data(data) if data else None)
     dataset = support.load_data(config, data_root)
     seen = seen_by(trained, what) if data else None
-    if seen is None or not 0 < len(dataset.test.classes) <= len(seen.classes):
+    if seen is None or len(dataset.test.classes) > len(seen.classes):
         support.check_classes(trained, dataset)
     images = dataset.test if seen is None else as_seen(dataset.test, seen)
     found = measure(trained.to(chosen), evaluation_batches(images, device=chosen))

@@ -246,6 +246,5 @@ def freeze(model: nn.Module) -> nn.Module:
                 f"{name} is a {type(layer).__name__}, changed after fs.binarize_ (a parametrization, a class of your "
                 "own): remove that before freezing"
             )
-    for layer in layers.values():
         layer.stop_binary()
     return frozen

@@ -38,10 +38,9 @@ def get_method(method: str | Method, **fields: object) -> Method:
         ValueError: ste has no field 'beta'; its fields: none
     """
     if isinstance(method, Method):
-        if not fields:
-            return method
-        check_fields(method.name, fields)
-        return dataclasses.replace(method, **fields)
+        if method.name in METHODS:  # one of your own needn't be
+            check_fields(method.name, fields)
+        return dataclasses.replace(method, **fields) if fields else method
     check_fields(method, fields)
     return METHODS[method].cls(**fields)
 
