@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..recipes import Setting, floats, overhead, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
-from .tables import STE, start_words, starts_of
+from .tables import STE, other_lengths, start_words, starts_of
 from .words import (
     NONE,
     NOT_RUN,
@@ -25,23 +26,27 @@ from .words import (
 
 def slow_net_table(results: Results) -> Table:
     paper = reference("paper")["table3"]
-    groups, rows = _from_one_start(results, table3.settings()), []
-    for setting in table3.settings():
-        model, _, slow = setting.name.split("/")
-        group = groups[setting.name]
-        value = paper.get(setting.name)
-        variant = "" if model in ("resnet44", "resnet56") else " (variant)"
-        rows.append(
-            (
-                f"{model_name(model)}, {data_name(setting.config.data)}{variant}{start_words(results, group)}",
-                method_name(slow),
-                NONE if value is None else spread(*value),
-                group_value(group),
-                str(group.n) if group.n else NONE,
-                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
-                signed(group.mean() - value[0]) if group.n and value is not None else NONE,
+    rows = []
+    for epochs, settings in [(None, table3.settings()), *other_lengths(results, table3.settings())]:
+        groups = _from_one_start(results, settings)
+        for setting in settings:
+            model, _, slow = setting.name.split("/")
+            group = groups[setting.name]
+            value = paper.get(setting.name) if epochs is None else None
+            where = f"{model_name(model)}, {data_name(setting.config.data)}"
+            where += "" if model in ("resnet44", "resnet56") else " (variant)"
+            where += "" if epochs is None else f", {epochs} epochs"
+            rows.append(
+                (
+                    where + start_words(results, group),
+                    method_name(slow),
+                    NONE if value is None else spread(*value),
+                    group_value(group),
+                    str(group.n) if group.n else NONE,
+                    f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+                    signed(group.mean() - value[0]) if group.n and value is not None else NONE,
+                )
             )
-        )
     columns = ("Network", "Slow-net", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
     return Table("Slow-nets, Adam", columns, tuple(rows), labels=2)
 
@@ -177,6 +182,14 @@ def lr_table(results: Results) -> Table:
     return Table("STE on ResNet-20, 30 epochs, last 5,000 training images held out", columns, tuple(rows), labels=2)
 
 
+def _devices(conditions: dict[str, Any]) -> str:
+    """Where a run was done, and where before, if it moved."""
+    before = [
+        f"{one['device']} to step {one['until_step']}" for one in conditions.get("earlier", []) if "device" in one
+    ]
+    return ", then ".join([*before, conditions["device"]])
+
+
 def run_table(results: Results) -> Table:
     """Every recorded run: the files behind all numbers above."""
     rows = []
@@ -193,7 +206,7 @@ def run_table(results: Results) -> Table:
                 str(config.epochs),
                 NONE if record.failed else f"{record['seconds']:.0f}",
                 config.precision,
-                f"{conditions['device']}, {conditions.get('jobs', 1)} of its grid at once",
+                f"{_devices(conditions)}, {conditions.get('jobs', 1)} of its grid at once",
                 f"{conditions['torch']}",
                 conditions.get("commit") or NONE,
             )

@@ -17,13 +17,44 @@ def conditions(device: torch.device) -> dict[str, Any]:
     """Versions, device and commit of this process."""
     return {
         "fastslow": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "commit": commit(),
     }
+
+
+class Sessions:
+    """A run may be done in several processes, each under conditions of its own: those of all of them, in order."""
+
+    def __init__(self, now: dict[str, Any]) -> None:
+        self.now = now
+        self._before: list[dict[str, Any]] = []
+
+    def until(self, step: int) -> list[dict[str, Any]]:
+        """What a checkpoint of this step says: each session's conditions and the step that it got to."""
+        return [*self._different(), {**self.now, "until_step": step}]
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Go on after those of a checkpoint."""
+        self._before = list(saved)
+
+    def conditions(self) -> dict[str, Any]:
+        """This process's, and under ``earlier`` in what the ones before it differed, up to which step."""
+        earlier = [
+            {"until_step": one["until_step"]} | {k: v for k, v in one.items() if self.now.get(k) != v}
+            for one in self._different()
+        ]
+        return self.now | ({"earlier": earlier} if earlier else {})
+
+    def _different(self) -> list[dict[str, Any]]:
+        """The sessions before this one; those at the end that were like it are a part of it."""
+        before = self._before
+        while before and {k: v for k, v in before[-1].items() if k != "until_step"} == self.now:
+            before = before[:-1]
+        return before
 
 
 def device_name(device: torch.device) -> str:

@@ -73,7 +73,10 @@ _LATER = (
 
 # Fields of methods whose default has changed, from what to what. A new config says which one it means; one in a file
 # that doesn't was written before, and means the old one, under which its run is recorded.
-_CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {"fsg-plus": {"secant": (False, True)}}
+_CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {
+    "fsg-plus": {"secant": (False, True)},
+    "fsg-lstm": {"normalise": ("none", "rms")},
+}
 
 
 def _changed(method: Any, version: Literal[0, 1]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss")  # of a row: what a result is made from
 _MOMENTS = {"exp_avg", "exp_avg_sq", "step"}
-_OPTIONAL = ("left_out", "rank_rng", "rank_cuda_rng", "cuda_rng")  # not in every run, or of another device
+_OPTIONAL = ("left_out", "sessions", "rank_rng", "rank_cuda_rng", "cuda_rng")  # not in every run, or of another device
 
 
 def check_state(state: Any, trainer: Trainer) -> None:
@@ -37,6 +37,9 @@ def check_state(state: Any, trainer: Trainer) -> None:
     check_form(state["metrics"], dict.fromkeys(_items(state["metrics"], "metrics"), 0.0), "metrics")
     if not all(isinstance(step, int) for step in _items(state.get("left_out", []), "left_out")):
         raise ValueError("left_out holds something that is no step")
+    for session in _items(state.get("sessions", []), "sessions"):
+        if not isinstance(session, dict) or not isinstance(session.get("until_step"), int):
+            raise ValueError("sessions holds something that is no process's conditions")
     for key in ("rank_rng", "rank_cuda_rng", "cuda_rng"):
         for value in state[key] if isinstance(state.get(key), list) else [state.get(key)]:
             if value is not None and not (isinstance(value, Tensor) and value.dtype == torch.uint8):

@@ -21,7 +21,7 @@ from ..weights import save_weights
 from ..wrapper import BinaryOptimizer
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_batches, build_model
-from .conditions import conditions
+from .conditions import Sessions, conditions
 from .config import RunConfig
 from .damping import Damping
 from .evaluate import BitWatch, evaluate
@@ -97,6 +97,7 @@ class Trainer:
         self._bits_ahead = BitsAhead()
         self.done = 0  # optimizer steps
         self.left_out = LeftOut()
+        self.sessions = Sessions(conditions(self.device) | ({"processes": ranks.size} if ranks.size > 1 else {}))
         # On a GPU every look waits for it, so that one who isn't asked looks now and then.
         self._look_always = self.device.type == "cpu" or config.on_nan != "stop"
         self.rows: list[dict[str, Any]] = []  # one an epoch
@@ -311,7 +312,7 @@ class Trainer:
             "seconds": round(self._seconds, 3),
             "config": self.config.to_dict(),
             "key": self.config.key,
-            "conditions": conditions(self.device) | ({"processes": self.ranks.size} if self.ranks.size > 1 else {}),
+            "conditions": self.sessions.conditions(),
             "curve": self.rows,
             **({"left_out": sorted(self.left_out.steps)} if self.left_out.steps else {}),
         }

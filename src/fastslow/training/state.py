@@ -35,6 +35,7 @@ def take_state(trainer: Trainer) -> dict[str, Any]:
         "bits": trainer.bits.state_dict(),
         "done": trainer.done,
         "left_out": sorted(trainer.left_out.steps),
+        "sessions": trainer.sessions.until(trainer.done),
         "steps_per_epoch": len(trainer.train_batches),
         "rows": trainer.rows,
         "metrics": trainer._method_metrics(),
@@ -62,6 +63,7 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer._shown.load_state_dict(state)
     trainer.done = state["done"]
     trainer.left_out.steps = set(state.get("left_out", []))  # runs begun before there was a choice have none
+    trainer.sessions.load(state.get("sessions", []))  # runs begun before they were kept: the last one's alone
     trainer.rows = state["rows"]
     trainer._metrics = state["metrics"]
     trainer._seconds = state["seconds"]
