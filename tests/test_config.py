@@ -226,12 +226,16 @@ def test_the_extra_batchnorm_starts_fresh_on_float_weights(tmp_path):
         build_model(RunConfig(**fields, weights=weights), 100)
 
 
-def test_a_changed_default_of_a_method_leaves_old_files_what_they_were():
+@pytest.mark.parametrize(
+    ("method", "was", "now"),
+    [("fsg-plus", {"secant": False}, {"secant": True}), ("fsg-lstm", {"normalise": "none"}, {"normalise": "rms"})],
+)
+def test_a_changed_default_of_a_method_leaves_old_files_what_they_were(method, was, now):
     """fsg-plus without ``secant`` in a file means False, as it did then; a new config says True."""
-    new, old = RunConfig(method="fsg-plus"), RunConfig.from_dict({"method": "fsg-plus", "method_fields": {}})
-    assert new.method_fields == {"secant": True}
-    assert old.method_fields == {"secant": False}
+    new, old = RunConfig(method=method), RunConfig.from_dict({"method": method, "method_fields": {}})
+    assert new.method_fields == now == {name: getattr(fs.get_method(method), name) for name in now}
+    assert old.method_fields == was
     assert RunConfig.from_dict(new.to_dict()) == new
     assert RunConfig.from_dict(old.to_dict()) == old
-    assert new.key != old.key == RunConfig(method="fsg-plus", method_fields={"secant": False}).key
+    assert new.key != old.key == RunConfig(method=method, method_fields=was).key
     assert RunConfig(method="ste").method_fields == {}

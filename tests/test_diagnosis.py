@@ -203,12 +203,16 @@ def test_from_a_checkpoint_to_the_page(
 
     record_diagnosis(tmp_path, cpu, run=None, optimizer="sgd", steps=2, tell=print, **options)  # pyright: ignore
 
-    assert len(load_diagnoses(tmp_path)) == 3
+    record_diagnosis(tmp_path, cpu, run=None, method_fields={"beta": 0.5}, steps=2, tell=print, **options)  # pyright: ignore
+
+    assert len(load_diagnoses(tmp_path)) == 4
     write_report(tmp_path, tmp_path / "docs")
     text = (tmp_path / "docs" / "diagnosis.md").read_text()
     assert "fastslow diagnose --method fsg-weight --model resnet8 --data mini --steps 3" in text
     assert "fastslow diagnose --method fsg-weight --model resnet8 --data mini --optimizer sgd --steps 2" in text
+    assert "fastslow diagnose --method fsg-weight --set beta=0.5 --model resnet8 --data mini --steps 2" in text
     assert "ResNet-8, SGD" in text
+    assert "beta 0.5, ResNet-8" in text
     assert "![" in text
 
 

@@ -35,6 +35,7 @@ CASES = [
     ("fsg-code", SMALL, "sgd"),
     ("fsg-code", SMALL, "adam"),
     ("fsg-lstm", SMALL, "adam"),
+    ("fsg-lstm", {**SMALL, "normalise": "none"}, "adam"),
     ("fsg-lstm", {**SMALL, "slow": "lstm-what"}, "momentum"),
     ("fsg-weight", SMALL, "sgd"),
     ("fsg-weight", SMALL, "adam"),

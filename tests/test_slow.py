@@ -59,6 +59,20 @@ def test_last_outputs_are_a_slice_of_all(net: nn.Module) -> None:
     assert_twins(net, net(tokens, layer, 4), net(tokens, layer, 30)[:, -4:])
 
 
+def test_lstm_tells_weights_apart_in_units_of_their_layer_alone() -> None:
+    """Raw gradients are so small beside an LSTM's biases that its answer is one number, far larger than they are."""
+    net = make(LSTMSlowNet)
+    history = 1e-5 * torch.randn(6, 500, dtype=torch.float64)
+    rms = history.square().mean().sqrt()
+    with torch.no_grad():
+        raw = net.per_weight(history, [500], [0])
+        scaled = net.per_weight(history, [500], [0], scales=rms.expand(1))
+    assert raw.abs().min() > 1000 * rms
+    assert raw.std() < 1e-4 * raw.abs().mean()
+    assert scaled.abs().max() < rms
+    assert scaled.std() > 0.01 * scaled.abs().mean()
+
+
 @pytest.mark.parametrize("net", [make(MambaSlowNet, expand=8, d_state=4), make(LSTMSlowNet, hidden=6)])
 def test_rows_are_independent_and_layers_differ(net: nn.Module) -> None:
     tokens, layer = tokens_and_layers(3, 6, 1)

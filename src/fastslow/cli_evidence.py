@@ -160,6 +160,9 @@ def report(
 def diagnose(
     run: Annotated[Path | None, typer.Argument(help="Folder of a run with a checkpoint; none trains anew.")] = None,
     method: Annotated[str, typer.Option(help="fsg, fsg-code, fsg-weight or fsg-lstm.")] = "fsg",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another field of the method.")
+    ] = None,
     model: Annotated[str, typer.Option(help="The network to train.")] = "resnet20",
     data: Annotated[str, typer.Option(help="The data set to train on.")] = "cifar10",
     optimizer: Annotated[str, typer.Option(help="adam, sgd or momentum.")] = "adam",
@@ -172,11 +175,13 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Measure what FSG's slow-net really does while a network trains."""
-    from .cli_support import choose_device, print_json
+    from .cli_support import choose_device, parse_fields, print_json
     from .reproduce.diagnosing import record_diagnosis
 
     if steps < 2:
         raise ValueError(f"--steps {steps}: give a whole number of at least 2, from which on there is a history")
+    if run is not None and set_:
+        raise ValueError(f"--set {set_[0]}: {run} has its method; leave one of the two out")
     if weights_dir is not None:
         _search_first(weights_dir)
 
@@ -190,6 +195,7 @@ def diagnose(
         choose_device(device),
         run=run,
         method=method,
+        method_fields=parse_fields(method, set_ or []),
         model=model,
         data=data,
         optimizer=optimizer,

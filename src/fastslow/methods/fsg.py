@@ -118,12 +118,17 @@ class FSGCode(FSG):
 
 @dataclass(frozen=True, kw_only=True)
 class FSGLstm(FSG):
-    """FSG with an LSTM as slow-net (the paper's ablation), one short sequence a weight."""
+    """FSG with an LSTM as slow-net (the paper's ablation), one short sequence a weight.
+
+    Raw gradients are so small beside an LSTM's biases that its output would be one number a layer, which drives all
+    weights the same way (docs/slow-net.md): this one reads and writes in units of the layer's RMS.
+    """
 
     name: ClassVar[str] = "fsg-lstm"
 
     layout: Layout = "per_weight"
     slow: Slow = "lstm"
+    normalise: Normalise = "rms"
 
 
 @dataclass(frozen=True, kw_only=True)

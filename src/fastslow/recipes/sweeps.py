@@ -21,7 +21,7 @@ def _settings(field: str, values: tuple[Any, ...]) -> list[Setting]:
             for model, data in NETWORKS
             for v in values
         ),
-        *(Setting(f"resnet8/{field}/{v}", _small(_fields(field, v))) for v in values),
+        *(Setting(f"resnet8/{field}/{v}", small("fsg", _fields(field, v))) for v in values),
     ]
 
 
@@ -30,9 +30,9 @@ def _fields(field: str, value: Any) -> dict[str, Any]:
     return {} if getattr(FSG(), field) == value else {field: value}
 
 
-def _small(fields: dict[str, Any]) -> RunConfig:
-    """ResNet-8 from scratch on the embedded images: five minutes on a core, so that three seeds cost little."""
-    return RunConfig(model="resnet8", data="mini", method="fsg", method_fields=fields, epochs=12, step_epochs=4)
+def small(method: str, fields: dict[str, Any]) -> RunConfig:
+    """ResNet-8 from scratch on the embedded images: `fsg` takes five minutes on a core, three seeds cost little."""
+    return RunConfig(model="resnet8", data="mini", method=method, method_fields=fields, epochs=12, step_epochs=4)
 
 
 def beta() -> list[Setting]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..methods import get_method
 from ..recipes import table1, table2
 from ..training.config import RunConfig
 from .curvature import FILE as CURVATURE
@@ -38,7 +39,8 @@ class Diagnosis:
 
     @property
     def label(self) -> str:
-        name = f"{method_name(self.config.method or '')}, {model_name(self.config.model)}"
+        fields = "".join(f", {name} {value}" for name, value in self._fields.items())
+        name = f"{method_name(self.config.method or '')}{fields}, {model_name(self.config.model)}"
         if self.config.optimizer != _USUAL_OPTIMIZER:
             name += f", {protocol_name(self.config.optimizer)}"
         return name if len(self.steps) > 1 else f"{name}, step {self.steps[0]:g}"
@@ -51,8 +53,15 @@ class Diagnosis:
             if config.optimizer != _USUAL_OPTIMIZER:
                 network += f" --optimizer {config.optimizer}"
             seed = f" --seed {config.seed}" if config.seed else ""
-            return f"fastslow diagnose --method {config.method} {network} --steps {self.steps[-1]:g}{seed}"
+            fields = "".join(f" --set {name}={value}" for name, value in self._fields.items())
+            return f"fastslow diagnose --method {config.method}{fields} {network} --steps {self.steps[-1]:g}{seed}"
         return f"fastslow diagnose RUN  # of {config.method}, {config.model}, {config.data}, seed {config.seed}"
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of the method that aren't what its name alone says."""
+        own = get_method(self.config.method or "")
+        return {name: value for name, value in self.config.method_fields.items() if getattr(own, name) != value}
 
     def last(self, name: str) -> float | None:
         return self.rows[name][-1] if name in self.rows else None

@@ -22,6 +22,7 @@ _METHODS = {
     "fsg-plus": "FSG-plus",
     "mamba": "Mamba",
     "lstm": "LSTM",
+    "lstm-raw": "LSTM on raw gradients",
     "lstm-what": "LSTM on the weights, no history",
     "reste": "ReSTE",
     "irnet": "IR-Net",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def record_diagnosis(
     *,
     run: Path | None,
     method: str,
+    method_fields: Mapping[str, Any] = MappingProxyType({}),
     model: str,
     data: str,
     optimizer: str = "adam",
@@ -40,13 +42,14 @@ def record_diagnosis(
         config = folder.config()
     else:
         folder = None
-        config = paper_protocol(model, data, method, optimizer, seed=seed)
+        changes = {"seed": seed, "method_fields": dict(method_fields)}
+        config = paper_protocol(model, data, method, optimizer, **changes)
         try:
             find_weights(config.weights)
         except ValueError:
             if data in ("cifar10", "cifar100"):
                 raise
-            config = paper_protocol(model, data, method, optimizer, seed=seed, weights=NONE)
+            config = paper_protocol(model, data, method, optimizer, **changes, weights=NONE)
     if folder is not None and not folder.checkpoints.paths():
         raise ValueError(
             f"{run} has no checkpoint; the grid keeps one of FSG's runs with seed 0, or diagnose without it"
