@@ -133,15 +133,17 @@ class Results:
 
     @cached_property
     def float_accuracies(self) -> dict[str, float]:
-        """Of the float weights that runs start from, by their SHA-256: those measured for ``starts``, and our own."""
-        starts = self._starts
-        found = {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
-        return {**found, **self._shipped_accuracies}
+        """Of the float weights that runs start from, by their SHA-256: those measured by themselves, and our own."""
+        found = {}
+        for starts in (self._measured("starts"), self._measured("own-starts")):
+            found |= {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
+        trained = {r["written_sha256"]: r["test_accuracy"] for r in self.records if "written_sha256" in r.content}
+        return {**found, **trained, **self._shipped_accuracies}
 
     @cached_property
     def published_floats(self) -> dict[str, float]:
         """Accuracies measured for ``starts``, by the weights' names, less those that come with the package."""
-        starts, ours = self._starts, self._shipped_accuracies
+        starts, ours = self._measured("starts"), self._shipped_accuracies
         return {name: starts["accuracies"][name] for name, digest in starts["sha256"].items() if digest not in ours}
 
     @cached_property
@@ -152,9 +154,8 @@ class Results:
             found[file_digest(path)] = json.loads(path.with_suffix(".result.json").read_text())["test_accuracy"]
         return found
 
-    @cached_property
-    def _starts(self) -> dict[str, dict[str, Any]]:
-        return self.extra("starts", "accuracies", "sha256") or {"accuracies": {}, "sha256": {}}
+    def _measured(self, name: str) -> dict[str, dict[str, Any]]:
+        return self.extra(name, "accuracies", "sha256") or {"accuracies": {}, "sha256": {}}
 
     def extra(self, name: str, *fields: str) -> dict[str, Any] | None:
         """Another recorded experiment, such as ``theorem``, which has these fields."""

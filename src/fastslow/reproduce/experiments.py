@@ -35,7 +35,7 @@ def run_experiment(name: str, results: Path, device: torch.device, data_root: Pa
     if path.exists():
         return None
     content = EXPERIMENTS[name].measure(device, data_root)
-    write_record(path, {**content, "conditions": conditions(device)})
+    write_record(path, {"experiment": name, **content, "conditions": conditions(device)})
     return path
 
 
@@ -60,12 +60,14 @@ def _starts(device: torch.device, data_root: Path | None) -> dict[str, Any]:
         digests[name] = file_digest(path)
     if not accuracies:
         raise ValueError("none of the float weights is there; name their folder with --weights-dir")
-    return {"experiment": "starts", "accuracies": accuracies, "sha256": digests}
+    return {"accuracies": accuracies, "sha256": digests}
 
 
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")
 for _experiment in (
     Experiment("theorem", "Theorem 1: the rate of the averaged iterate, in seconds on a CPU", _theorem),
     Experiment("starts", "accuracy of the float weights that the runs start from", _starts),
+    # A float run of today says which file it wrote; this is for weights whose run doesn't.
+    Experiment("own-starts", "the same of weights of one's own, which nobody has published", _starts),
 ):
     EXPERIMENTS.add(_experiment.name, _experiment)

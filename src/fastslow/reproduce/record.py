@@ -73,7 +73,9 @@ def finished_record(run: RunFolder, noted: Mapping[str, Any]) -> dict[str, Any]:
     assert result is not None
     record = {**result, "curve": columns(result["curve"])}
     record["conditions"] = {**result["conditions"], **_noted_conditions(run, noted)}
-    if run.config().seed == 0 and run.config().method is not None:  # one seed is enough for a picture
+    if run.config().method is None:  # what starts from these weights names them so
+        record["written_sha256"] = file_digest(run.path / WEIGHTS)
+    elif run.config().seed == 0:  # one seed is enough for a picture
         record["latent_weights"] = latent_histograms(run.path / WEIGHTS)
     return record
 
