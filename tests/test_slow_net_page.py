@@ -63,6 +63,43 @@ def said() -> list[str]:
     ]
 
 
+def runs(method: str, folder: str = "resnet20-cifar10", epochs: int = 20) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in (ROOT / "results" / folder).glob(f"{method}-adam-seed*.json")]
+    return [run for run in found if run["config"]["epochs"] == epochs]
+
+
+def swept(field: str, usual: float) -> str:
+    """The last epochs of a sweep's runs in words, in the order of the field."""
+    ends = {
+        run["config"]["method_fields"].get(field, usual): run["test_accuracy"]
+        for run in runs("fsg")
+        if run["config"]["method_fields"].keys() <= {field}
+    }
+    values, ends = [f"{value:g}" for value in sorted(ends)], [f"{ends[value]:.2f}" for value in sorted(ends)]
+    verb = "end at" if field == "length" else "at"
+    return f"of {_listed(values)} {verb} {_listed(ends)}"
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def test_the_page_says_how_the_sweeps_end() -> None:
+    text = " ".join(PAGE.read_text().split())
+    straight = [run["test_accuracy"] for run in runs("ste") if run["config"]["schedule"] == "step"]
+    assert len(straight) == 3
+    assert f"STE at {min(straight):.2f} to {max(straight):.2f} in three seeds" in text
+    assert swept("length", 6) in text
+    assert swept("beta", 0.3) in text
+
+
+def test_the_page_says_where_an_lstm_on_raw_gradients_ends() -> None:
+    (run,) = (run for run in runs("fsg-lstm") if run["config"]["method_fields"].get("normalise", "none") == "none")
+    plus = run["curve"]["share_plus"]
+    assert f"the network ends at {run['test_accuracy']:.2f} %" in " ".join(PAGE.read_text().split())
+    assert (f"{100 * plus[0]:.1f}", plus.index(1.0) + 1) == ("99.9", 4)
+
+
 def test_the_page_says_what_was_measured() -> None:
     text = " ".join(PAGE.read_text().split())
     assert [sentence for sentence in said() if sentence not in text] == []

@@ -132,7 +132,9 @@ def build(results: Results) -> list[Section]:
         Section(
             "table3",
             "Table 3: the slow-net",
-            "The paper lists Mamba here with other values than in Tables 1 and 2.",
+            "The paper lists Mamba here with other values than in Tables 1 and 2, and doesn't say what its LSTM reads. "
+            "Ours reads each weight's history in units of the layer's root mean square; on raw gradients it drives all "
+            "weights one way.",
             (small_tables.slow_net_table(results),),
         ),
         Section(
