@@ -61,6 +61,18 @@ def test_pack_writes_what_the_run_computes_and_where_it_comes_from(run, packed):
     assert engine.info.result["test_accuracy"] == tiny.RunFolder.open(run).result()["test_accuracy"]
 
 
+@pytest.mark.parametrize("command", ["pack", "export", "eval"])
+def test_a_run_that_is_not_finished_says_so(call, tmp_path, caplog, command):
+    config = RunConfig(model="tiny", data="mini", method="ste", epochs=3, batch_size=1000)
+    trainer = fs.Trainer(config, data.load("mini"), run=tiny.RunFolder.create(tmp_path / "run", config))
+    tiny.step(trainer, 5)
+    trainer.save()
+    code, out, err = call(command, tmp_path / "run", *([] if command == "eval" else [tmp_path / "out"]))
+    assert code == 0, err
+    assert f"{tmp_path / 'run'} isn't finished: this is its network after 5 steps, 1 of 3 epochs" in caplog.text
+    assert "isn't finished" not in out
+
+
 def test_pack_as_json_and_in_half_precision(run, call, tmp_path):
     code, out, _ = call("pack", run, tmp_path / "half.safetensors", "--dtype", "float16", "--json")
     found = json.loads(out.splitlines()[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 from torch import nn
@@ -14,6 +15,8 @@ from ..training.build import build_model
 from ..training.config import FIRST_AND_LAST, NONE, RunConfig
 from ..training.run import WEIGHTS, RunError, RunFolder
 from ..weights import load_strictly, load_weights, read_metadata
+
+log = logging.getLogger("fastslow")
 
 
 def class_count(data: str) -> int:
@@ -35,6 +38,8 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         elif run.checkpoints.paths():
             path, state = run.checkpoints.load_newest()
             load_strictly(network, state.get("average", state["model"]), path)
+            after = f"{state['done']} steps, {len(state['rows'])} of {config.epochs} epochs"
+            log.warning("%s isn't finished: this is its network after %s", what, after)
         else:
             raise RunError(f"{what} has no weights yet; continue it with {how_to_resume(what)}")
     else:
