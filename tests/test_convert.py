@@ -320,3 +320,20 @@ def test_signs_are_exactly_one_and_pass_the_gradient_between_the_bounds():
     assert torch.equal(y > 0, x > 0)
     y.sum().backward()
     assert torch.equal(x.grad, (x.abs() <= 1).float())
+
+
+@pytest.mark.parametrize("method", ["ste", "rbnn", "fsg"])
+def test_weights_that_are_not_finite_are_refused_before_anything_is_converted(method):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[2].weight[1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"2\.weight isn't finite"):
+        fs.binarize_(model, method)
+    assert type(model[0]) is type(model[2]) is nn.Linear
+    fs.binarize_(model, method, skip="2")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_weights_is_left():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 0))
+    assert fs.binarize_(model, "fsg").left == {"1": "it has no weights"}

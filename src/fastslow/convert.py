@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -120,8 +121,11 @@ def _why_not(layer: nn.Module) -> str | None:
         return f"there is no binary {type(layer).__name__}"
     if type(layer) not in BINARY_OF:
         return f"{type(layer).__name__} is a subclass with behaviour of its own"
-    if "weight" not in layer._parameters:
+    weight = layer._parameters.get("weight")
+    if weight is None:
         return "its weight is made of other parameters (weight_norm, pruning)"
+    if not weight.numel():
+        return "it has no weights"
     return None
 
 
@@ -196,6 +200,11 @@ def binarize_(
             + (found if found else "it has no Conv1d, Conv2d or Linear layer")
         )
     method.check_layers(convert)
+    for name, layer in convert.items():
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        if not weight.is_meta and not torch.isfinite(weight).all():
+            raise ValueError(f"{name}.weight isn't finite, so it has no signs; binarize a network that computes")
     for layer in convert.values():
         make_binary(layer, method, chosen_binarizer, chosen_activations)
     _disable_fused_inference(model)
