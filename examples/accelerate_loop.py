@@ -37,7 +37,8 @@ def train(
     fs.binarize_(model, method, skip=fs.first_and_last(model))
     ((x, y),) = fs.data.Batches(training, len(training)).epoch()  # all images, normalised
     loader = DataLoader(TensorDataset(x, y), batch_size, shuffle=True, drop_last=True)
-    steps = epochs * -(-len(loader) // accumulate)
+    batches = len(loader) // accelerator.num_processes  # that one process sees
+    steps = epochs * -(-batches // accumulate)
     optimizer = fs.optimizer(model, torch.optim.Adam(model.parameters(), lr=1e-3), total_steps=steps, epochs=epochs)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -63,7 +64,7 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="fsg-weight", help="any name that `fastslow methods` lists")
+    parser.add_argument("--method", default="fsg-weight", help="see `fastslow methods`; rbnn and xnor can't be packed")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     model, _ = train(options.method, options.epochs, fs.data.load("mini").train)

@@ -58,7 +58,7 @@ def loader(training: ImageSet, batch_size: int = 64) -> DataLoader[tuple[Tensor,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="fsg-weight", help="any name that `fastslow methods` lists")
+    parser.add_argument("--method", default="fsg-weight", help="see `fastslow methods`; rbnn and xnor can't be packed")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     module = BinaryClassifier(options.method)

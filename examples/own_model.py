@@ -86,7 +86,7 @@ def train(method: str, epochs: int, training: ImageSet, batch_size: int = 64) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="fsg-weight", help="any name that `fastslow methods` lists")
+    parser.add_argument("--method", default="fsg-weight", help="see `fastslow methods`; rbnn and xnor can't be packed")
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args()
     model, _ = train(options.method, options.epochs, fs.data.load("mini").train)

@@ -47,7 +47,7 @@ def train(method: str, steps: int, batch_size: int = 64, lr: float = 2e-3) -> tu
     model = Reader()
     # Attention reads its projections' weights itself, past their layers: they stay float.
     fs.binarize_(model, method, only=["encoder.layers.*.linear1", "encoder.layers.*.linear2"])
-    optimizer = fs.optimizer(model, torch.optim.AdamW(model.parameters(), lr=lr), total_steps=steps)
+    optimizer = fs.optimizer(model, torch.optim.AdamW(model.parameters(), lr=lr), total_steps=steps, epochs=1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):

@@ -172,3 +172,12 @@ def test_small_things_are_said_in_a_sentence(packed: Path, tmp_path: Path) -> No
     half, names = np.full(3, 0.5), np.array(["a", "b"])
     fs.pack(model, packed, input_shape=(3, 1, 1), mean=half, std=torch.ones(3), classes=names)  # pyright: ignore[reportArgumentType]
     assert fs.load_packed(packed).info.classes == ("a", "b")
+
+
+@pytest.mark.parametrize(("method", "bits"), [("adabin", 1), ("ste", 2)])
+def test_binary_layers_that_are_packed_as_floats_are_named(method, bits, tmp_path, caplog):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+    fs.binarize_(model, method, bits=bits)
+    fs.pack(model, tmp_path / "m.safetensors", input_shape=(3, 2, 2))
+    assert "2 binary layers are packed as float numbers" in caplog.text
+    assert "the first is 1" in caplog.text

@@ -114,7 +114,10 @@ class Binarizer:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 1 <= self.bits <= 8:
             raise ValueError(f"bits={self.bits!r}: give a whole number from 1 to 8")
         if self.bits != 1 and not isinstance(self, DoReFa):
-            raise ValueError(f"bits={self.bits}: the binarizer {self.name!r} has one bit; use binarizer='dorefa'")
+            raise ValueError(
+                f"bits={self.bits}: the binarizer {self.name!r} has one bit; binarizer='dorefa' takes more, with "
+                "methods that can train it"
+            )
 
     def hat(self, w: Tensor) -> Tensor:
         """``What = A(W)``, what the hypernetworks see of the weight."""

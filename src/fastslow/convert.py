@@ -144,10 +144,11 @@ def binarize_(
 
     Args:
         model: any ``nn.Module``; names, parameters and ``state_dict`` keys stay as they are. (``rbnn``, ``fda``,
-            ``recu``, ``surge`` and ``quantnet`` add keys of their own; float weights load without them.)
+            ``recu``, ``surge``, ``quantnet`` and, with 1-bit inputs, ``adabin`` add keys of their own; float weights
+            load without them.)
         method: how gradients pass the binarizer: a name from :func:`fastslow.list_methods`, or a method object.
         binarizer: ``"dorefa"``, ``"sign"``, ``"scaled-sign"``, ``"scaled-sign-filter"``; None takes the method's own.
-        bits: bits of a weight (more than one with ``"dorefa"`` only).
+        bits: bits of a weight (more than one with ``"dorefa"`` only, and with the method ``dorefa``).
         activations: ``"sign"`` makes the inputs of the converted layers 1-bit with the method's own backward; None
             leaves them real; ``"auto"`` is the method's own: 1-bit for ``bnn`` and ``xnor``, real for the others.
         skip, only: fnmatch patterns on the full dotted name (``"conv1"`` doesn't match ``"layer1.0.conv1"``), or a
@@ -230,7 +231,10 @@ def _disable_fused_inference(model: nn.Module) -> None:
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """A plain copy of the model whose weights are exact binary values (+-1, or +-scale) that no longer train.
+    """A plain copy of the model whose weights are the exact values it computes with, +-1 or +-scale, as constants.
+
+    (More of them with more bits, two free ones with ``adabin``. ``xnor``, ``rbnn`` and ``adabin`` with 1-bit inputs
+    compute with more than weights and are refused.)
 
     The copy has ordinary ``nn.Conv2d`` / ``nn.Linear`` layers and computes what the binary model computes in evaluation
     mode. It depends on nothing of this library, unless inputs have 1 bit: those become a forward hook that takes their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from .graph import Graph
 from .header import Info
 from .sizes import LayerSize, layer_sizes
 from .trace import trace
+
+log = logging.getLogger("fastslow")
 
 DTYPES = ("float32", "float16")
 
@@ -64,7 +67,8 @@ def pack(
     """Write a model as a packed file, and report its size.
 
     Args:
-        model: binary layers are packed to one bit a weight; the rest stays float. The model is not changed.
+        model: binary layers are packed to one bit a weight; the rest stays float, also layers of more bits and those
+            of ``adabin``, which a warning names. The model is not changed.
         path: the file to write, by custom ``*.safetensors``.
         input_shape: the shape of one sample, without the batch; None takes that of `example_input`, else (3, 32, 32).
         example_input: a batch, for its shape only.
@@ -106,7 +110,15 @@ def pack(
     data = to_bytes(graph, info)
     content = from_bytes(data)  # what we write, we can read
     write_atomically(Path(path), data)
-    return Packed(Path(path), content.header_bytes, content.payload_bytes, layer_sizes(graph, dtype))
+    sizes = layer_sizes(graph, dtype)
+    float_layers = {layer.name for layer in sizes if not layer.binary} & binary_layers(unwrap(model)).keys()
+    if float_layers:
+        log.warning(
+            "%d binary layers are packed as float numbers: their weights aren't one scale and its negative (more than "
+            "one bit, or adabin); the first is %s",
+            *(len(float_layers), min(float_layers)),
+        )
+    return Packed(Path(path), content.header_bytes, content.payload_bytes, sizes)
 
 
 def packed_graph(model: nn.Module, input_shape: Sequence[int]) -> Graph:

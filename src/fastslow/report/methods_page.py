@@ -22,7 +22,7 @@ Any name below works in `fs.binarize_(model, name)` and `fastslow train --method
 the fields. This page is made from the registry by `python -m fastslow.report.methods_page`.
 
 Notation: `W` latent weight, `Wb` the value the network computes with, `g = dL/dWb`, `e/E` share of the training done,
-`eta` learning rate. Zero becomes -1 everywhere. Schedules follow `fs.optimizer(model, base, total_steps=...,
+`eta` learning rate. As a bit zero becomes -1. Schedules follow `fs.optimizer(model, base, total_steps=...,
 epochs=...)`; those published per epoch stand still within an epoch if `epochs` is given, and are smooth otherwise.
 Inputs are the activations that `binarize_(..., activations=...)` takes; real is `None`, the first is the default.
 """
@@ -65,7 +65,7 @@ def entry(row: MethodInfo) -> list[str]:
     if fields:
         lines.append(f"- fields: {fields}")
     if recipes:
-        lines.append(f"- published recipe: {', '.join(f'`fastslow train --recipe {name}`' for name in recipes)}")
+        lines.append(f"- recipe: {', '.join(f'`fastslow train --recipe {name}`' for name in recipes)}")
     return [*lines, ""]
 
 

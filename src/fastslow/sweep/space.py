@@ -180,8 +180,10 @@ def _check_name(dimension: Dimension, dimensions: Sequence[Dimension], base: Run
     name = dimension.name
     if name not in types:
         near = difflib.get_close_matches(name, types, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"a run has: {', '.join(RUN_FIELDS)}"
-        raise ValueError(f"--space {name}: neither a run nor the method has such a field; {hint}")
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"of a run: {', '.join(RUN_FIELDS)}"
+        raise ValueError(
+            f"--space {name}: neither a field of the method nor one of the run that can be searched; {hint}"
+        )
     if isinstance(dimension, Range):
         if types[name] not in ("int", "float"):
             raise ValueError(f"--space {name}: takes no range of numbers; give values with commas between them")

@@ -86,7 +86,10 @@ def _changed(method: Any, version: Literal[0, 1]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run. The defaults are the paper's protocol for ResNet-20 on CIFAR-10 with Adam."""
+    """One run. The defaults are the paper's protocol for ResNet-20 on CIFAR-10 with Adam, but for the float weights.
+
+    The paper starts from trained ones, which ``weights`` names; ``fastslow train`` takes the package's by itself.
+    """
 
     model: str = "resnet20"
     model_fields: dict[str, Any] = field(default_factory=dict)
@@ -181,7 +184,7 @@ class RunConfig:
 
     @property
     def key(self) -> str:
-        """A short hash that is equal exactly for equal configs."""
+        """A short hash: equal for configs that train alike. How often a run saves or looks doesn't count."""
         values = self.to_dict()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
