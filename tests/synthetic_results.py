@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 from fastslow.recipes import RECIPES
 from fastslow.reproduce.plan import PlannedRun
@@ -50,6 +51,12 @@ def write_synthetic(results: Path, recipe: str, only: str, seeds: int, **ends: f
             write_record(record_path(results, run.place), record)
             written.append(run)
     return written
+
+
+def squeeze(record: dict[str, Any], epochs: int, step_epochs: int) -> None:
+    """Make a record one of a run with so many epochs."""
+    record["config"] |= {"epochs": epochs, "step_epochs": step_epochs}
+    record["curve"] = {name: column[:epochs] for name, column in record["curve"].items()}
 
 
 def _histogram(rng: random.Random) -> list[int]:

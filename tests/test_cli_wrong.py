@@ -83,7 +83,7 @@ BAD: dict[str, tuple[list[object], str]] = {
     "summary classes": (["summary", "--model", "resnet8", "--classes", "0"], "Invalid value for '--classes'"),
     "report": (["report", "--results", "absent", "--out", "docs"], "--results absent: there is no such folder"),
     "diagnose field": (["diagnose", "--set", "bta=1"], "bta"),
-    "diagnose field of a run": (["diagnose", "here", "--set", "beta=1"], "--set beta=1: here has its method"),
+    "diagnose field of a run": (["diagnose", "here", "--set", "beta=1"], "here has its own method, network"),
     "diagnose": (["diagnose", "--steps", "0"], "--steps 0: give a whole number of at least 2"),
     "activations": (train("--activations", "foo"), "choose 'sign', or None (on the command line: real)"),
     "data set": (["data", "imagenet"], "unknown data set 'imagenet'"),

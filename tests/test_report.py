@@ -35,7 +35,7 @@ from fastslow.report.tables import (
     verdict,
 )
 from fastslow.report.words import NOT_RUN, difference, pair_words, signed
-from synthetic_results import write_synthetic
+from synthetic_results import squeeze, write_synthetic
 
 ROOT = Path(__file__).parent.parent
 
@@ -194,7 +194,7 @@ def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:
     other["config"] |= {"precision": "bf16", "seed": 7}
     (path.parent / "ste-adam-seed7-bf16.json").write_text(json.dumps(other))
     short = json.loads(path.read_text())
-    short["config"] |= {"epochs": 50, "step_epochs": 15}
+    squeeze(short, 50, 15)
     (path.parent / "ste-adam-seed0-short.json").write_text(json.dumps(short))
     shutil.copy(path, path.parent / "copy-of-seed0-twice.json")
     results = Results(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastslow.report.results import Results
 from fastslow.report.sweeps import sweep_figures, sweep_table
 from fastslow.report.words import NONE
-from synthetic_results import write_synthetic
+from synthetic_results import squeeze, write_synthetic
 
 
 def test_a_sweep_with_fewer_epochs_is_a_figure_of_its_own(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_sweep_with_fewer_epochs_is_a_figure_of_its_own(tmp_path: Path) -> Non
     (whole,) = sweep_figures(Results(tmp_path))
     for path in sorted(tmp_path.rglob("*.json"))[:3]:
         record = json.loads(path.read_text())
-        record["config"] |= {"epochs": 30, "step_epochs": 9}
+        squeeze(record, 30, 9)
         path.write_text(json.dumps(record))
     rest, short = sweep_figures(Results(tmp_path))
     assert (whole.name, rest.name, short.name) == (*["sweep-beta-resnet20"] * 2, "sweep-beta-resnet20-30-epochs")
@@ -43,7 +43,7 @@ def test_a_squeezed_sweep_without_the_papers_best_is_compared_with_nothing(tmp_p
     write_synthetic(tmp_path, "beta", "resnet8/beta/0.9", 1)
     (path,) = tmp_path.rglob("*.json")
     record = json.loads(path.read_text())
-    record["config"] |= {"epochs": 6, "step_epochs": 2}
+    squeeze(record, 6, 2)
     path.write_text(json.dumps(record))
     (row,) = sweep_table(Results(tmp_path)).only_run().rows
     assert row[:2] == ("ResNet-8, 4,000 images of CIFAR-10 (variant), 6 epochs, beta", "0.9")

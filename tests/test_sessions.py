@@ -48,7 +48,7 @@ def test_every_session_is_kept_in_order() -> None:
         **HERE,
         "earlier": [{"until_step": 5}, {"until_step": 15, "device": "a processor"}],
     }
-    assert _devices(sessions.conditions()) == "a processor to step 15, then a card"
+    assert _devices(sessions.conditions()) == "a card to step 5, then a processor to step 15, then a card"
     assert _devices(HERE) == "a card"
 
 

@@ -64,8 +64,13 @@ def reproduce(
         _search_first(weights_dir)
     experiments = [name for name in names if name in EXPERIMENTS]
     names = [name for name in names if name not in EXPERIMENTS]
+    for name in set(names) - {"all"}:
+        RECIPES[name]  # what isn't one is said before anything is measured
     if experiments and not dry_run:
         _measure(experiments, out, device, data_root, sys.stderr if json else sys.stdout)
+    elif not json:
+        for name in experiments:
+            print(f"{name}: {'recorded already' if (out / f'{name}.json').exists() else 'to be measured'}")
     if not names:
         if json:
             print_json({"experiments": [str(out / f"{name}.json") for name in experiments]})
@@ -131,7 +136,8 @@ def _measure(experiments: list[str], out: Path, device: str, data_root: Path | N
 
     for name in experiments:
         path = run_experiment(name, out, choose_device(device), data_root)
-        print(f"{out / name}.json is recorded already" if path is None else f"recorded {path}", file=stream)
+        known = f"{out / name}.json is recorded already; name another folder with --out to measure anew"
+        print(known if path is None else f"recorded {path}", file=stream)
 
 
 def report(
@@ -145,10 +151,9 @@ def report(
 
     if not results.is_dir():  # an empty report would take the place of a full one
         raise ValueError(f"--results {results}: there is no such folder")
-    written = write_report(results, out)
     if readme is not None:
-        update_readme(results, readme)
-        written.append(readme)
+        update_readme(results, readme)  # first: what has no marks changes nothing
+    written = [*write_report(results, out), *([] if readme is None else [readme])]
     if json:
         from .cli_support import print_json
 
@@ -180,8 +185,9 @@ def diagnose(
 
     if steps < 2:
         raise ValueError(f"--steps {steps}: give a whole number of at least 2, from which on there is a history")
-    if run is not None and set_:
-        raise ValueError(f"--set {set_[0]}: {run} has its method; leave one of the two out")
+    given = (set_ or [], method, model, data, optimizer, seed)
+    if run is not None and given != ([], "fsg", "resnet20", "cifar10", "adam", 0):
+        raise ValueError(f"{run} has its own method, network, data, optimizer and seed; leave those options out")
     if weights_dir is not None:
         _search_first(weights_dir)
 

@@ -8,7 +8,7 @@ from ..recipes import plus
 from ..recipes.base import PAPER_EPOCHS
 from .document import Table
 from .results import Group, Results
-from .tables import STE
+from .tables import STE, start_words
 from .words import NONE, data_name, difference, group_value, model_name, p_value, pair_words, protocol_name
 
 
@@ -17,12 +17,22 @@ def _groups(results: Results) -> dict[str, Group]:
 
 
 def _beside_ste(results: Results) -> Iterator[tuple[str, str, Group, Group]]:
-    """Network, recipe, and what fsg-plus and STE have there."""
-    groups = _groups(results)
-    for name, group in groups.items():
+    """Network, recipe, and what fsg-plus and STE have there from one start."""
+    settings = {setting.name: setting for setting in plus.settings()}
+    for name, setting in settings.items():
         model, protocol, method = name.split("/")
-        if method != STE:
-            yield model, protocol, group, groups[f"{model}/{protocol}/{STE}"]
+        if method == STE:
+            continue
+        ste = settings[f"{model}/{protocol}/{STE}"]
+        straight = {group.start: group for group in results.groups(ste)}
+        for group in results.groups(setting):
+            # What wasn't run here may have been there.
+            yield (
+                model,
+                protocol,
+                group,
+                straight.get(group.start, Group(ste, (), 0)) if group.n else results.group(ste),
+            )
 
 
 def plus_table(results: Results) -> Table:
@@ -30,9 +40,10 @@ def plus_table(results: Results) -> Table:
     rows = []
     for model, protocol, group, ste in _beside_ste(results):
         against = group.against(ste)
+        start = start_words(results, group) if len(results.groups(group.setting)) > 1 else ""
         rows.append(
             (
-                f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}",
+                f"{model_name(model)}, {data_name(group.setting.config.data)}, {protocol_name(protocol)}{start}",
                 group_value(ste),
                 group_value(group),
                 str(group.n) if group.n else NONE,
@@ -54,7 +65,7 @@ def readme_table(results: Results) -> Table:
         against = group.against(ste)
         if against is None:
             continue
-        start = results.float_accuracies.get(group.start or "")
+        start = results.float_accuracies.get(group.weights)
         rows.append(
             (
                 f"{model_name(model)}, {data_name(group.setting.config.data)}",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -14,9 +13,10 @@ from typing import Any
 
 from ..files import PRETRAINED
 from ..recipes import Setting
-from ..reproduce.record import read_records
+from ..reproduce.record import REPEATED_FOLDER, read_records, told_by
 from ..training.config import RunConfig
 from ..training.named_weights import file_digest
+from .checks import measured, whole
 from .statistics import Paired, deviation, mean, paired
 
 LAST = 10  # epochs of MetaQuant's mean
@@ -47,8 +47,8 @@ class Record:
 
     @property
     def start(self) -> str:
-        """SHA-256 of the float weights that the run started from; empty: from scratch."""
-        return self.conditions.get("weights_sha256", "")
+        """What tells runs of one config apart: the SHA-256 of its teacher and of the weights it started from."""
+        return told_by(self.conditions)
 
     @property
     def last10(self) -> float:
@@ -71,6 +71,11 @@ class Group:
     @property
     def method(self) -> str:
         return self.setting.name.rsplit("/", 1)[-1]
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the float weights that the runs started from; empty: from scratch, or nothing was run."""
+        return self.records[0].conditions.get("weights_sha256", "") if self.records else ""
 
     @property
     def precision(self) -> str | None:
@@ -104,10 +109,10 @@ class Results:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.records = [
-            Record(path.relative_to(root), RunConfig.from_dict(content["config"]), _whole(path, content))
+        self.records = _once(
+            Record(path.relative_to(root), RunConfig.from_dict(content["config"]), whole(path, content))
             for path, content in (read_records(root) if root.is_dir() else ())
-        ]
+        )
         self._by_kind: dict[str, list[Record]] = {}
         for record in self.records:
             self._by_kind.setdefault(_kind(record.config), []).append(record)
@@ -137,14 +142,14 @@ class Results:
         found = {}
         for starts in (self._measured("starts"), self._measured("own-starts")):
             found |= {digest: starts["accuracies"][name] for name, digest in starts["sha256"].items()}
-        trained = {r["written_sha256"]: r["test_accuracy"] for r in self.records if "written_sha256" in r.content}
-        return {**found, **trained, **self._shipped_accuracies}
+        trained = [r for r in self.records if "written_sha256" in r.content and not r.config.holdout]
+        return {r["written_sha256"]: r["test_accuracy"] for r in trained} | found | self._shipped_accuracies
 
     @cached_property
     def published_floats(self) -> dict[str, float]:
-        """Accuracies measured for ``starts``, by the weights' names, less those that come with the package."""
-        starts, ours = self._measured("starts"), self._shipped_accuracies
-        return {name: starts["accuracies"][name] for name, digest in starts["sha256"].items() if digest not in ours}
+        """Accuracies measured for ``starts``, by the weights' names, of those that MetaQuant has published."""
+        starts, theirs = self._measured("starts"), reference("metaquant")["weights_sha256"]
+        return {n: starts["accuracies"][n] for n, digest in starts["sha256"].items() if theirs.get(n) == digest}
 
     @cached_property
     def _shipped_accuracies(self) -> dict[str, float]:
@@ -155,7 +160,8 @@ class Results:
         return found
 
     def _measured(self, name: str) -> dict[str, dict[str, Any]]:
-        return self.extra(name, "accuracies", "sha256") or {"accuracies": {}, "sha256": {}}
+        content = self.extra(name, "accuracies", "sha256")
+        return {"accuracies": {}, "sha256": {}} if content is None else measured(self.root / f"{name}.json", content)
 
     def extra(self, name: str, *fields: str) -> dict[str, Any] | None:
         """Another recorded experiment, such as ``theorem``, which has these fields."""
@@ -177,22 +183,17 @@ class Results:
         return sorted({record.config.epochs for record in self.records})
 
 
-_NUMBERS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_accuracy", "train_loss", "seconds")
-
-
-def _whole(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """A record with all that the tables read, or the sentence that says what is missing."""
-    problem = next((name for name in ("device", "torch") if name not in content["conditions"]), None)
-    if "failed" not in content:
-        numbers = (name for name in _NUMBERS if not isinstance(content.get(name), (int, float)))
-        problem = problem or next(numbers, None)
-        if problem is None and not math.isfinite(content["test_accuracy"]):
-            problem = "finite test_accuracy"
-    if problem is None and len({len(column) for column in content.get("curve", {}).values()}) > 1:
-        problem = "curve of one length"
-    if problem is not None:
-        raise ValueError(f"{path} is no whole result of a run: it has no {problem}; move it away")
-    return content
+def _once(records: Iterable[Record]) -> list[Record]:
+    """Without copies; two different results of one run are refused, since one of them would have to be chosen."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        first = found.setdefault((record.config.key, record.start), record)
+        if first.content != record.content:
+            raise ValueError(
+                f"{first.path} and {record.path} are two results of one run; the first one counts: move the other into "
+                f"{REPEATED_FOLDER}/"
+            )
+    return list(found.values())
 
 
 def _split(records: list[Record], by: Callable[[Record], str]) -> dict[str, list[Record]]:
@@ -203,8 +204,7 @@ def _split(records: list[Record], by: Callable[[Record], str]) -> dict[str, list
 
 
 def _group(setting: Setting, records: list[Record], start: str) -> Group:
-    once = {record.config.seed: record for record in records}  # a copy of a file is no second run
-    ordered = [once[seed] for seed in sorted(once)]
+    ordered = sorted(records, key=lambda record: record.config.seed)
     kept = tuple(record for record in ordered if not record.failed)
     return Group(setting, kept, len(ordered) - len(kept), start)
 

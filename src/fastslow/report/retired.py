@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.retired import RETIRED
-from ..reproduce.record import RETIRED_FOLDER
+from ..reproduce.record import RETIRED_FOLDER, told_by
 from ..training.config import RunConfig
 from .document import Table
 from .results import Record, Results
@@ -53,7 +53,7 @@ def _partner(results: Results, run: dict[str, Any]) -> Record | None:
     """STE's run from the same float weights, that differs in the method alone."""
     # The run's own config is never made: its method, or that method's fields, may be unknown today.
     config = RunConfig.from_dict({**run["config"], "method": "ste", "method_fields": {}})
-    start = run["conditions"].get("weights_sha256", "")
+    start = told_by(run["conditions"])
     same = (record for record in results.records if (record.config.key, record.start) == (config.key, start))
     return next(same, None)
 

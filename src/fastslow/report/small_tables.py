@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..recipes import Setting, floats, overhead, sota, table1, table3, table4
+from ..recipes import floats, overhead, sota, table1, table3, table4
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import mean
-from .tables import STE, other_lengths, start_words, starts_of
+from .tables import STE, from_one_start, other_lengths, start_words
 from .words import (
     NONE,
     NOT_RUN,
@@ -28,7 +28,7 @@ def slow_net_table(results: Results) -> Table:
     paper = reference("paper")["table3"]
     rows = []
     for epochs, settings in [(None, table3.settings()), *other_lengths(results, table3.settings())]:
-        groups = _from_one_start(results, settings)
+        groups = from_one_start(results, settings)
         for setting in settings:
             model, _, slow = setting.name.split("/")
             group = groups[setting.name]
@@ -41,7 +41,7 @@ def slow_net_table(results: Results) -> Table:
                     where + start_words(results, group),
                     method_name(slow),
                     NONE if value is None else spread(*value),
-                    group_value(group),
+                    _value(results, group),
                     str(group.n) if group.n else NONE,
                     f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
                     signed(group.mean() - value[0]) if group.n and value is not None else NONE,
@@ -51,21 +51,15 @@ def slow_net_table(results: Results) -> Table:
     return Table("Slow-nets, Adam", columns, tuple(rows), labels=2)
 
 
-def _from_one_start(results: Results, settings: list[Setting]) -> dict[str, Group]:
-    """Of each network the runs from one start, the one with most of them: only those can be compared."""
-    by_model: dict[str, list[Group]] = {}
-    for setting in settings:
-        by_model.setdefault(setting.name.split("/")[0], []).extend(results.groups(setting))
-    found = {setting.name: Group(setting, (), 0) for setting in settings}
-    for groups in by_model.values():
-        start = starts_of(groups)[0]
-        found |= {group.setting.name: group for group in groups if group.start == start}
-    return found
+def _value(results: Results, group: Group) -> str:
+    """The group's value; of what was run from another start than the others, that."""
+    elsewhere = not group.n and any(other.n for other in results.groups(group.setting))
+    return "run from another start" if elsewhere else group_value(group)
 
 
 def sota_table(results: Results) -> Table:
     paper = reference("paper")["table4"]
-    groups = _from_one_start(results, table4.settings())
+    groups = from_one_start(results, table4.settings())
     rows = []
     for name in paper:  # in the paper's order
         group = groups[name]
@@ -76,7 +70,7 @@ def sota_table(results: Results) -> Table:
                 f"{model_name(model)}, {data_name(group.setting.config.data)}{start_words(results, group)}",
                 method_name(method) if method != STE else "DoReFa with STE",
                 spread(*paper[name]),
-                group_value(group),
+                _value(results, group),
                 str(group.n) if group.n else NONE,
                 f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
                 signed(group.mean() - paper[name][0]) if group.n else NONE,
@@ -129,27 +123,35 @@ def overhead_table(results: Results) -> Table:
     rows = []
     for name, group in groups.items():
         model, _, method = name.split("/")
-        mine, ste = seconds[name], seconds[f"{model}/adam/{STE}"]
+        ste, mine = seconds[f"{model}/adam/{STE}"], seconds[name]
+        device = next((device for device in (*ste, *mine) if device in mine), None)
         said = paper.get(name)
         said_ste = paper[f"{model}/adam/{STE}"]["seconds"] if said else 1.0
-        device = group.records[0].conditions["device"] if mine is not None else NONE
         rows.append(
             (
                 f"{model_name(model)}, {data_name(group.setting.config.data)}",
                 method_name(method) if method != "multifc" else "fast-net alone (MultiFC)",
                 f"{said['seconds']:.1f} ({said['seconds'] / said_ste:.1f}×)" if said else NONE,
-                NOT_RUN if mine is None else f"{mine:.2f}",
-                f"{mine / ste:.1f}×" if mine is not None and ste else NONE,
-                device,
+                NOT_RUN if device is None else f"{mine[device]:.2f}",
+                f"{mine[device] / ste[device]:.1f}×" if device is not None and device in ste else NONE,
+                device or NONE,
             )
         )
     columns = ("Network", "Method", "Paper, s an epoch", "Ours, s an epoch", "Times STE", "Device")
     return Table("Seconds of training an epoch", columns, tuple(rows), labels=2)
 
 
-def _seconds_alone(group: Group) -> float | None:
-    alone = [r for r in group.records if r.conditions.get("jobs") == 1 and len(r.curve["seconds"]) > 1]
-    return mean([value for record in alone for value in record.curve["seconds"][1:]]) if alone else None
+def _seconds_alone(group: Group) -> dict[str, float]:
+    """Seconds an epoch on each device that a run had to itself, all the time."""
+    by_device: dict[str, list[float]] = {}
+    for record in group.records:
+        if (
+            record.conditions.get("jobs") == 1
+            and "earlier" not in record.conditions
+            and len(record.curve["seconds"]) > 1
+        ):
+            by_device.setdefault(record.conditions["device"], []).extend(record.curve["seconds"][1:])
+    return {device: mean(found) for device, found in by_device.items()}
 
 
 def float_table(results: Results) -> Table:
@@ -165,9 +167,10 @@ def float_table(results: Results) -> Table:
                 NONE if start is None else f"{start:.2f}",
                 group_value(group),
                 f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+                group.precision or NONE,
             )
         )
-    columns = ("Network", "Paper", "Published weights", "Pretrained by us, last epoch", "Best")
+    columns = ("Network", "Paper", "Published weights", "Pretrained by us, last epoch", "Best", "Precision")
     return Table("Float networks", columns, tuple(rows))
 
 
@@ -184,10 +187,10 @@ def lr_table(results: Results) -> Table:
 
 def _devices(conditions: dict[str, Any]) -> str:
     """Where a run was done, and where before, if it moved."""
-    before = [
-        f"{one['device']} to step {one['until_step']}" for one in conditions.get("earlier", []) if "device" in one
-    ]
-    return ", then ".join([*before, conditions["device"]])
+    last = conditions["device"]
+    moves = [(one.get("device", last), one["until_step"]) for one in conditions.get("earlier", [])]
+    places = [(device, step) for i, (device, step) in enumerate(moves) if device != (*moves, (last, 0))[i + 1][0]]
+    return ", then ".join([*(f"{device} to step {step}" for device, step in places), last])
 
 
 def run_table(results: Results) -> Table:

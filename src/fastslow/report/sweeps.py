@@ -8,7 +8,7 @@ from ..recipes import Setting, sweeps
 from .document import Table
 from .results import Group, Results
 from .svg import Axis, Figure, Series, chart
-from .tables import other_lengths, start_words
+from .tables import from_one_start, other_lengths, start_words
 from .words import NONE, data_name, difference, group_value, model_name, pair_words
 
 # What the paper finds best.
@@ -22,7 +22,7 @@ def sweep_figures(results: Results) -> list[Figure]:
     """Accuracy against beta and against l, with the paper's best value marked; squeezed schedules are figures apart."""
     found = []
     for field, epochs, settings in _networks(results):
-        points = [(float(g.method), g) for g in map(results.group, settings) if g.n]
+        points = [(float(g.method), g) for g in from_one_start(results, settings).values() if g.n]
         if len(points) >= 2:
             found.append(_figure(field, points, epochs))
     return found
@@ -32,7 +32,7 @@ def sweep_table(results: Results) -> Table:
     """What the figures show, and every value against the paper's best, on the same seeds."""
     rows = []
     for field, epochs, settings in _networks(results):
-        groups = [results.group(setting) for setting in settings]
+        groups = list(from_one_start(results, settings).values())
         best = next((group for group in groups if float(group.method) == BEST[field]), None)
         for group in groups:
             against = None if best is None or group is best else group.against(best)

@@ -82,17 +82,33 @@ def starts_of(groups: Iterable[Group]) -> list[str | None]:
     return sorted(runs, key=lambda start: (start is None, -runs[start], start or ""))
 
 
+def from_one_start(results: Results, settings: list[Setting]) -> dict[str, Group]:
+    """Of each network the runs from one start, the one with most of them: only those can be compared."""
+    by_model: dict[str, list[Group]] = {}
+    for setting in settings:
+        by_model.setdefault(setting.name.split("/")[0], []).extend(results.groups(setting))
+    found = {setting.name: Group(setting, (), 0) for setting in settings}
+    for groups in by_model.values():
+        start = starts_of(groups)[0]
+        found |= {group.setting.name: group for group in groups if group.start == start}
+    return found
+
+
 def training(results: Results, group: Group) -> str:
     """``Adam, from 92.85``: the protocol and, where runs are recorded, the float network that they start from."""
     return protocol_name(group.setting.name.split("/")[1]) + start_words(results, group)
 
 
 def start_words(results: Results, group: Group) -> str:
-    """The float network that runs start from: its accuracy, or where that isn't known its SHA-256's beginning."""
-    if not group.start:
-        return ""
-    accuracy = results.float_accuracies.get(group.start)
-    return f", from {group.start[:8] if accuracy is None else f'{accuracy:.2f}'}"
+    """What runs start from: the float network's accuracy, or where that isn't known its SHA-256's beginning.
+
+    And how they round, where that isn't as their recipe says.
+    """
+    words = "" if group.precision in (None, group.setting.config.precision) else f", {group.precision}"
+    if not group.weights:
+        return words
+    accuracy = results.float_accuracies.get(group.weights)
+    return f", from {group.weights[:8] if accuracy is None else f'{accuracy:.2f}'}{words}"
 
 
 def _main_row(results: Results, group: Group, ste: Group | None) -> tuple[str, ...]:

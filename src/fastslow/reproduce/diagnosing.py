@@ -19,6 +19,7 @@ from ..training.named_weights import find_weights
 from ..training.precision import float32_products
 from ..training.run import RunFolder
 from .record import start_of, write_record
+from .worker import noted
 
 
 def record_diagnosis(
@@ -66,5 +67,7 @@ def record_diagnosis(
         raise ValueError(f"{path} is recorded already; results are never written twice")
     with float32_products(device, config.precision == "tf32"):
         content = diagnose(trainer, steps_until(steps) if folder is None else [], tell)
-    write_record(path, {**content, "conditions": {**conditions(device), **start_of(config)}})
+    # Of a run of a grid the weights that it began from, which may not be those that their name means now.
+    start = start_of(config) if folder is None else noted(folder.path).get("start", {})
+    write_record(path, {**content, "conditions": {**conditions(device), **start}})
     return path, content

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
 
 from ..training.interrupt import StopRequests
 from ..training.lock import Busy
@@ -24,7 +27,7 @@ from .record import (
     weights_files,
     write_record,
 )
-from .worker import Worker, noted, resume_command
+from .worker import Worker, noted, open_run, resume_command
 
 DIVERGED = "training diverged"
 
@@ -75,10 +78,13 @@ class Grid:
     ) -> None:
         if jobs < 1:
             raise ValueError(f"--jobs {jobs}: give a whole number of at least 1")
-        if minutes is not None and minutes <= 0:
+        if minutes is not None and not minutes > 0:
             raise ValueError(f"--minutes {minutes:g}: give a number above 0")
         self.runs = list(runs)
         self.results, self.folders = results.resolve(), folders.resolve()
+        for option, path in (("--out", self.results), ("--runs", self.folders)):
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{option} {path}: it is a file; name a folder")
         self.device, self.jobs, self.minutes = device, jobs, minutes
         self.command = command or (lambda folder: resume_command(folder, device, data_root))
         self.show, self.prepare, self.pause = show, prepare, pause
@@ -161,14 +167,19 @@ class Grid:
             run = self.pending.pop(0)
             folder = self.folder(run)
             try:
-                if (folder / "result.json").is_file():  # finished, but the grid was killed before it took note
-                    self._record(run, RunFolder.open(folder))
+                if self._is_recorded(run):  # by another grid, or copied here, since this one looked
+                    self.outcome.finished_before.append(run.name)
+                elif (folder / "result.json").is_file():  # finished, but the grid was killed before it took note
+                    self._record(run, open_run(folder, run))
                 else:
                     self.active.append(Worker(run, folder, self.command(folder), self.jobs))
             except Busy as busy:
                 self.outcome.blocked[run.name] = str(busy)
             except ValueError as error:  # a damaged folder, or begun from other weights: the others can go on
                 self.outcome.failed[run.name] = str(error)
+
+    def _is_recorded(self, run: PlannedRun) -> bool:
+        return _start(run) in finished_starts(self.results).get(run.config.key, ())
 
     def _reap(self) -> None:
         for worker in list(self.active):
@@ -187,19 +198,37 @@ class Grid:
                     self.outcome.failed[run.name] = "somebody else stopped it; the same command goes on"
             elif DIVERGED in (words := worker.last_words()):
                 record = failed_record(worker.run, self.device, words, noted(worker.run.path))
-                write_record(record_path(self.results, self.place(run)), record)
-                self.outcome.diverged[run.name] = words
+                if self._write(run, worker.run, record):
+                    self.outcome.diverged[run.name] = words
             else:
                 self.outcome.failed[run.name] = words
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> None:
-        write_record(record_path(self.results, self.place(run)), finished_record(folder, noted(folder.path)))
+        """Of a finished run; a folder that can't be read is this run's trouble, not that of the others."""
+        try:
+            record = finished_record(folder, noted(folder.path))
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
+            self.outcome.failed[run.name] = f"{folder.path} is damaged ({error}); move it away"
+            return
+        if not self._write(run, folder, record):
+            return
         if run.config.seed == 0 and (run.config.method or "").startswith("fsg"):
             for path in folder.checkpoints.paths()[:-1]:  # `fastslow diagnose` looks at the last one
                 path.unlink()
         else:
             shutil.rmtree(folder.checkpoints.folder, ignore_errors=True)  # the weights stay
         self.outcome.finished.append(run.name)
+
+    def _write(self, run: PlannedRun, folder: RunFolder, record: dict[str, Any]) -> bool:
+        """Unless somebody else has meanwhile: what is recorded is never written twice."""
+        try:
+            if self._is_recorded(run):
+                raise ValueError(f"somebody recorded it meanwhile; the run done here stays in {folder.path}")
+        except ValueError as error:  # or something in results/ can't be read
+            self.outcome.failed[run.name] = str(error)
+            return False
+        write_record(record_path(self.results, self.place(run)), record)
+        return True
 
     # -- watching -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from ..files import write_atomically
 from ..training.build import weights_file
-from ..training.conditions import conditions
+from ..training.conditions import Sessions, conditions
 from ..training.config import NONE, RunConfig
 from ..training.named_weights import file_digest
 from ..training.run import WEIGHTS, RunFolder
@@ -55,7 +55,7 @@ def read_records(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             record = json.loads(path.read_text())
             RunConfig.from_dict(record["config"])
             told_by(record["conditions"])
-        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
             raise ValueError(f"{path} is no result of a run ({error}); move it out of {results}") from error
         yield path, record
 
@@ -87,9 +87,22 @@ def failed_record(run: RunFolder, device: str, sentence: str, noted: Mapping[str
         "failed": sentence,
         "config": config.to_dict(),
         "key": config.key,
-        "conditions": {**conditions(_torch_device(device)), **_noted_conditions(run, noted)},
+        "conditions": {**_conditions_of(run, device), **_noted_conditions(run, noted)},
         "curve": columns(run.metrics()),
     }
+
+
+def _conditions_of(run: RunFolder, device: str) -> dict[str, Any]:
+    """Those that the run's last checkpoint tells; without one, this process's, which started the run's."""
+    now = conditions(_torch_device(device))
+    if run.checkpoints.paths():
+        _, state = run.checkpoints.load_newest()
+        if sessions := state.get("sessions"):
+            last = {name: value for name, value in sessions[-1].items() if name != "until_step"}
+            found = Sessions(last)
+            found.load(sessions[:-1])
+            return found.conditions()
+    return now
 
 
 def _noted_conditions(run: RunFolder, noted: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from ..training.config import RunConfig
 from ..training.interrupt import STOPPING
 from ..training.run import RunFolder
 from .plan import PlannedRun
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, planned: PlannedRun, folder: Path, command: list[str], jobs: int) -> None:
         self.planned = planned
-        self.run = _open(folder, planned)
+        self.run = open_run(folder, planned)
         with self.run.lock as lock:
             self._note(jobs)
             self.epochs_before = self.epochs_done
@@ -94,11 +95,14 @@ def resume_command(folder: Path, device: str, data_root: Path | None) -> list[st
     return command if data_root is None else [*command, "--data-root", str(data_root)]
 
 
-def _open(folder: Path, planned: PlannedRun) -> RunFolder:
+def open_run(folder: Path, planned: PlannedRun) -> RunFolder:
+    """The folder of a planned run, new or as it stands; one that holds another run is refused."""
     if not (folder / "config.json").exists():
         return RunFolder.create(folder, planned.config)
     run = RunFolder.open(folder)
-    if run.config() != planned.config:
+    result = run.result()
+    found = [run.config(), *([] if result is None else [RunConfig.from_dict(result["config"])])]
+    if any(config != planned.config for config in found):
         raise ValueError(f"{folder} holds another run than {planned.name}; move it away")
     return run
 
@@ -109,7 +113,10 @@ def noted(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text()))
+        content = dict(json.loads(path.read_text()))
+        if not isinstance(content.get("start", {}), dict):
+            raise ValueError("its start is no table of digests")
+        return content
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} can't be read ({error}); move {folder} away") from error
 

@@ -35,7 +35,10 @@ class Sessions:
 
     def until(self, step: int) -> list[dict[str, Any]]:
         """What a checkpoint of this step says: each session's conditions and the step that it got to."""
-        return [*self._different(), {**self.now, "until_step": step}]
+        before = self._different()
+        if before and before[-1]["until_step"] >= step:  # this process has done nothing yet
+            return before
+        return [*before, {**self.now, "until_step": step}]
 
     def load(self, saved: list[dict[str, Any]]) -> None:
         """Go on after those of a checkpoint."""
