@@ -564,3 +564,11 @@ def test_experiments_in_a_dry_run_and_beside_unknown_names(
     assert "theorem: to be measured" in run_cli(capsys, "reproduce", "theorem", "--dry-run", *out)
     with pytest.raises(ValueError, match="unknown recipe 'tabel1'"):
         run_cli(capsys, "reproduce", "theorem", "tabel1", *out)
+
+
+def test_a_dry_run_names_the_weights_that_it_found(make_grid: Callable[..., Grid], weights: Path) -> None:
+    path = weights / "resnet8_mini.safetensors"
+    path.write_bytes(b"some")
+    config = RunConfig(model="resnet8", data="mini", method="ste", epochs=2, weights="name:resnet8_mini")
+    lines = dry_run_lines(make_grid([PlannedRun("resnet8/adam/ste/seed0", config)]))
+    assert lines[1:] == [f"from {path} ({hashlib.sha256(b'some').hexdigest()[:8]})"]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ..training.named_weights import file_digest
 from .grid import Grid, Outcome, Snapshot
+from .plan import PlannedRun
+from .record import weights_files
 
 EVERY_SECONDS = 30.0  # between two lines where there is no terminal
 
@@ -71,9 +75,9 @@ def duration(seconds: float) -> str:
 
 
 def dry_run_lines(grid: Grid) -> list[str]:
-    """What a call would do, a line for each run."""
+    """What a call would do, a line for each run; then the float weights that it found, by which runs are told apart."""
     outcome = grid.survey()
-    lines = []
+    lines, found = [], {}
     for run in grid.runs:
         if run.name in outcome.finished_before:
             state = "finished"
@@ -83,7 +87,17 @@ def dry_run_lines(grid: Grid) -> list[str]:
             done = grid.epochs_done(run)
             state = f"at {done}/{run.config.epochs} epochs" if done else f"{run.config.epochs} epochs"
         lines.append(f"{run.config.key}  {state:<18} {run.name}")
-    return lines
+        if run.name not in outcome.blocked:
+            found |= dict.fromkeys(_weights(run))
+    return [*lines, *(f"from {path} ({file_digest(path)[:8]})" for path in sorted(found))]
+
+
+def _weights(run: PlannedRun) -> list[Path]:
+    """The files that it would start from, if they are there: a finished run needs none."""
+    try:
+        return [path for path in weights_files(run.config).values() if path.is_file()]
+    except ValueError:
+        return []
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
