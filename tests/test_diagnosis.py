@@ -175,7 +175,7 @@ def test_watching_a_training(small_set: data.Dataset) -> None:
     assert trainer.done == 4
     assert all(0 <= row["flips_of_a_step"] <= 1 for row in rows)
     plain = Trainer(RunConfig(model="resnet8", data="mini", method="ste", batch_size=16), small_set)
-    with pytest.raises(ValueError, match="method ste: the diagnosis looks at a slow-net"):
+    with pytest.raises(ValueError, match="ste has no slow-net with a history"):
         driver_of(plain)
     with pytest.raises(ValueError, match="at least 2"):
         watch(trainer, [1])

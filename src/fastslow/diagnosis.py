@@ -33,8 +33,8 @@ def driver_of(trainer: Trainer) -> FSGDriver:
         if isinstance(driver, FSGDriver) and driver.memory is None:
             return driver
     raise ValueError(
-        f"method {trainer.config.method}: the diagnosis looks at a slow-net with a history; "
-        "use fsg, fsg-code, fsg-weight or fsg-lstm"
+        f"{trainer.config.method or 'a float network'} has no slow-net with a history to look at; use fsg, fsg-code, "
+        "fsg-weight or fsg-lstm (not with slow=lstm-what, which keeps none)"
     )
 
 

@@ -45,7 +45,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     # Accuracies have two decimals, their differences in binary don't: equal ones must be equal.
     differences = [round(x - y, 9) for x, y in zip(a, b, strict=True)]
     n, difference, spread = len(differences), mean(differences), deviation(differences)
-    ranks = wilcoxon(differences) if n >= WILCOXON_LEAST else None
+    ranks = wilcoxon(differences) if sum(d != 0 for d in differences) >= WILCOXON_LEAST else None
     reference = mean(b)
     if n < PAIRS_LEAST or spread is None or spread < 1e-9:  # or all differences equal: nothing to measure them with
         return Paired(n, reference, difference, None, None, None, ranks)

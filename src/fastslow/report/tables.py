@@ -11,6 +11,7 @@ from ..recipes import Setting, floats, overhead, plus, table1, table2
 from ..recipes.base import shorter
 from .document import Table
 from .results import Group, Results, reference
+from .statistics import PAIRS_LEAST
 from .words import (
     METHOD_ORDER,
     NONE,
@@ -272,8 +273,10 @@ def _of_the_readme() -> list[Setting]:
 
 def verdict(found: Any, than: str = "STE") -> str:
     """In words, at the usual 5 %."""
-    if found is None or found.p is None:
+    if found is None or found.n < PAIRS_LEAST:
         return "too few runs"
+    if found.p is None:
+        return "every pair differs alike"
     if found.p >= 0.05:
         return "nothing"
     return f"{'better' if found.difference > 0 else 'worse'} than {than}"
