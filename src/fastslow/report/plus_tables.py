@@ -26,13 +26,8 @@ def _beside_ste(results: Results) -> Iterator[tuple[str, str, Group, Group]]:
         ste = settings[f"{model}/{protocol}/{STE}"]
         straight = {group.start: group for group in results.groups(ste)}
         for group in results.groups(setting):
-            # What wasn't run here may have been there.
-            yield (
-                model,
-                protocol,
-                group,
-                straight.get(group.start, Group(ste, (), 0)) if group.n else results.group(ste),
-            )
+            beside = straight.get(group.start, Group(ste, (), 0)) if group.n else results.group(ste)
+            yield model, protocol, group, beside
 
 
 def plus_table(results: Results) -> Table:
