@@ -100,6 +100,18 @@ def test_the_page_says_where_an_lstm_on_raw_gradients_ends() -> None:
     assert (f"{100 * plus[0]:.1f}", plus.index(1.0) + 1) == ("99.9", 4)
 
 
+def test_the_page_says_how_an_lstm_in_units_of_the_layer_ends() -> None:
+    def end(method: str, seed: int) -> float:
+        found = runs(method, "resnet8-mini", 12)
+        usual = ({}, {"normalise": "rms"})
+        (run,) = (r for r in found if r["config"]["seed"] == seed and r["config"]["method_fields"] in usual)
+        return run["test_accuracy"]
+
+    lstm, mamba = ([f"{end(method, seed):.1f}" for seed in (0, 1)] for method in ("fsg-lstm", "fsg"))
+    said = f"ends at {_listed(lstm)} in the first two seeds, with Mamba at {_listed(mamba)}"
+    assert said in " ".join(PAGE.read_text().split())
+
+
 def test_the_page_says_what_was_measured() -> None:
     text = " ".join(PAGE.read_text().split())
     assert [sentence for sentence in said() if sentence not in text] == []
