@@ -101,15 +101,19 @@ def test_the_page_says_where_an_lstm_on_raw_gradients_ends() -> None:
 
 
 def test_the_page_says_how_an_lstm_in_units_of_the_layer_ends() -> None:
-    def end(method: str, seed: int) -> float:
-        found = runs(method, "resnet8-mini", 12)
-        usual = ({}, {"normalise": "rms"})
-        (run,) = (r for r in found if r["config"]["seed"] == seed and r["config"]["method_fields"] in usual)
-        return run["test_accuracy"]
+    def ends(method: str, fields: dict[str, str]) -> list[dict[str, Any]]:
+        found = [run for run in runs(method, "resnet8-mini", 12) if run["config"]["method_fields"] == fields]
+        return sorted(found, key=lambda run: run["config"]["seed"])
 
-    lstm, mamba = ([f"{end(method, seed):.1f}" for seed in (0, 1)] for method in ("fsg-lstm", "fsg"))
-    said = f"ends at {_listed(lstm)} in the first two seeds, with Mamba at {_listed(mamba)}"
-    assert said in " ".join(PAGE.read_text().split())
+    def words(found: list[dict[str, Any]]) -> str:
+        return _listed([f"{run['test_accuracy']:.1f}" for run in found])
+
+    lstm, mamba = ends("fsg-lstm", {"normalise": "rms"}), ends("fsg", {})
+    (raw,) = ends("fsg-lstm", {"normalise": "none"})
+    text = " ".join(PAGE.read_text().split())
+    assert f"ends at {words(lstm)} in three seeds, with Mamba at {words(mamba)}" in text
+    assert f"on raw gradients at {raw['test_accuracy']:.1f} in one" in text
+    assert f"{100 * raw['curve']['share_plus'][-1]:.1f} % of the bits +1" in text
 
 
 def test_the_page_says_what_was_measured() -> None:
