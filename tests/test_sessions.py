@@ -7,6 +7,7 @@ import torch
 
 import tiny
 from fastslow.report.small_tables import _devices
+from fastslow.reproduce.record import failed_record
 from fastslow.training.checkpoint import CheckpointError
 from fastslow.training.conditions import Sessions
 
@@ -50,6 +51,18 @@ def test_every_session_is_kept_in_order() -> None:
     }
     assert _devices(sessions.conditions()) == "a card to step 5, then a processor to step 15, then a card"
     assert _devices(HERE) == "a card"
+
+
+def test_a_run_that_diverged_says_what_its_checkpoint_tells(tmp_path) -> None:
+    trainer = tiny.trainer(tiny.config("ste"), tmp_path / "run")
+    tiny.step(trainer, 3)
+    trainer.save()
+    assert trainer.run is not None
+    torch.set_num_threads(2)  # of the process that watches
+    assert failed_record(trainer.run, "cpu", "diverged", {})["conditions"]["threads"] == 1
+    for path in trainer.run.checkpoints.paths():
+        path.write_bytes(b"cut short")
+    assert failed_record(trainer.run, "cpu", "diverged", {})["conditions"]["threads"] == 2
 
 
 def test_a_checkpoint_from_before_sessions_were_kept_is_resumed(tmp_path) -> None:

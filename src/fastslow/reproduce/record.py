@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from ..files import write_atomically
 from ..training.build import weights_file
+from ..training.checkpoint import CheckpointError
 from ..training.conditions import Sessions, conditions
 from ..training.config import NONE, RunConfig
 from ..training.named_weights import file_digest
@@ -94,15 +95,11 @@ def failed_record(run: RunFolder, device: str, sentence: str, noted: Mapping[str
 
 def _conditions_of(run: RunFolder, device: str) -> dict[str, Any]:
     """Those that the run's last checkpoint tells; without one, this process's, which started the run's."""
-    now = conditions(_torch_device(device))
-    if run.checkpoints.paths():
-        _, state = run.checkpoints.load_newest()
-        if sessions := state.get("sessions"):
-            last = {name: value for name, value in sessions[-1].items() if name != "until_step"}
-            found = Sessions(last)
-            found.load(sessions[:-1])
-            return found.conditions()
-    return now
+    try:
+        sessions = run.checkpoints.load_newest()[1].get("sessions") if run.checkpoints.paths() else None
+    except CheckpointError:  # that it diverged is still worth recording
+        sessions = None
+    return Sessions.told_by(sessions).conditions() if sessions else conditions(_torch_device(device))
 
 
 def _noted_conditions(run: RunFolder, noted: Mapping[str, Any]) -> dict[str, Any]:

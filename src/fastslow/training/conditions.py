@@ -33,6 +33,13 @@ class Sessions:
         self.now = now
         self._before: list[dict[str, Any]] = []
 
+    @classmethod
+    def told_by(cls, saved: list[dict[str, Any]]) -> Sessions:
+        """Those of a checkpoint, as its own process saw them."""
+        found = cls({name: value for name, value in saved[-1].items() if name != "until_step"})
+        found.load(saved[:-1])
+        return found
+
     def until(self, step: int) -> list[dict[str, Any]]:
         """What a checkpoint of this step says: each session's conditions and the step that it got to."""
         before = self._different()
