@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .base import Setting, paper_protocol, shorter
 
-# Time needs no convergence: the first epoch warms up, the others are measured. One process on the machine, so run it
-# with --jobs 1; a run that shared the device is not shown in the table.
+# The first epoch warms up and isn't counted. A step of FSG depends on how far back its slow-net has learned to look,
+# which settles within the first epochs. One process on the machine, so run it with --jobs 1; a run that shared the
+# device is not shown in the table.
 EPOCHS = 3
 METHODS = ("ste", "multifc", "fsg", "fsg-weight", "fsg-lstm")
 

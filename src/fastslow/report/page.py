@@ -173,7 +173,9 @@ def build(results: Results) -> list[Section]:
             "overhead",
             "Overhead",
             "Time of the training steps, without evaluation. The paper's rows “FCGrad” and “ReSTE” are the fast-net "
-            "alone (MultiFC) and the whole of FSG; its GPU was another one, so compare the factors.",
+            "alone (MultiFC) and the whole of FSG; its GPU was another one, so compare the factors. The milliseconds "
+            "are those of the first steps; FSG's grow in training, as its slow-net learns to look further back "
+            "(docs/speed.md).",
             (step_table.step_table(results), small_tables.overhead_table(results).only_run()),
         ),
         Section(
