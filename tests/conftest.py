@@ -1,7 +1,4 @@
-"""Every test starts alike: one thread, so that sums are in the same order everywhere, and logging as it was.
-
-The fixtures import what they need when they are used: some test files set up Triton before they import fastslow.
-"""
+"""Every test starts alike: one thread, so that sums are in the same order everywhere, and logging as it was."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is imported, by whichever test comes first
 
 
 @pytest.fixture(autouse=True)

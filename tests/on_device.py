@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":  # read when a module with kernels is imported, which `fastslow.ops` does on first use
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":  # read when the kernels are imported
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 

@@ -195,7 +195,7 @@ def test_a_state_of_another_method_is_refused_before_anything_is_loaded() -> Non
     saved, mine = fs.optimizer(model, adam(model)), fs.optimizer(other, adam(other))
     for _ in range(3):
         step(model, saved)
-    with pytest.raises(ValueError, match="other methods: ste, here fsg"):
+    with pytest.raises(ValueError, match="other methods: ste; here fsg"):
         mine.load_state_dict(saved.state_dict())
     assert mine.base.state_dict()["state"] == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -67,12 +68,13 @@ def test_operations_of_one_layer(name):
     assert found.float_bytes == found.packed_bytes == 4 * found.parameters
 
 
+@pytest.mark.parametrize("method", ["ste", "irnet"])
 @pytest.mark.parametrize("name", ["conv2d, stride", "conv2d, groups", "conv1d, groups", "linear on a sequence"])
-def test_binary_layers_have_the_same_operations(name):
+def test_binary_layers_have_the_same_operations(name, method):
     layer, shape, expected = LAYERS[name]
-    model = nn.Sequential(layer)
+    model = nn.Sequential(copy.deepcopy(layer))
     float_bytes = summarize(model, shape).float_bytes
-    fs.binarize_(model, "ste")
+    fs.binarize_(model, method)
     found = summarize(model, shape)
     assert (found.macs(1), found.macs(32), found.macs()) == (expected, 0, expected)
     assert found.float_bytes == float_bytes

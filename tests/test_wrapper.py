@@ -489,5 +489,5 @@ def test_states_of_other_things_are_refused():
         wrapped.load_state_dict(optimizer.state_dict())
     plain, _ = tiny_task()
     fs.binarize_(plain, "ste", skip="out")
-    with pytest.raises(ValueError, match="other methods: fsg-weight, here ste"):
+    with pytest.raises(ValueError, match="other methods: fsg-weight; here ste"):
         fs.optimizer(plain, torch.optim.Adam(plain.parameters())).load_state_dict(optimizer.state_dict())

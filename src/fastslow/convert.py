@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -206,12 +207,31 @@ def binarize_(
         assert isinstance(weight, Tensor)
         if not weight.is_meta and not torch.isfinite(weight).all():
             raise ValueError(f"{name}.weight isn't finite, so it has no signs; binarize a network that computes")
-    for layer in convert.values():
-        make_binary(layer, method, chosen_binarizer, chosen_activations)
+    with _all_or_none(convert.values()):
+        for layer in convert.values():
+            make_binary(layer, method, chosen_binarizer, chosen_activations)
     _disable_fused_inference(model)
     conversion = Conversion(tuple(convert), left)
     log.info("%s: %s", method.name, conversion)
     return conversion
+
+
+@contextmanager
+def _all_or_none(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """A conversion that fails, for want of memory say, leaves the layers as they were."""
+    holders = ("_parameters", "_buffers", "_non_persistent_buffers_set")
+    before = []
+    for layer in layers:
+        held = {holder: copy.copy(vars(layer)[holder]) for holder in holders}
+        before.append((layer, type(layer), {**vars(layer), **held}))
+    try:
+        yield
+    except BaseException:
+        for layer, kind, attributes in before:
+            layer.__class__ = kind
+            vars(layer).clear()
+            vars(layer).update(attributes)
+        raise
 
 
 def make_binary(layer: nn.Module, method: Method, binarizer: Binarizer, activations: str | None = None) -> None:

@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
+from .autocast import full_precision
 from .binarize import Binarizer, sign
 
 if TYPE_CHECKING:
     from .methods.base import Method
 
-# What training writes into a layer. Plain attributes, not buffers: keys must not change, and DistributedDataParallel
-# would broadcast buffers. A copy or a pickle of the layer starts without them.
+# What training writes into a layer. Plain attributes, not buffers, which DistributedDataParallel would broadcast. A
+# copy or a pickle of the layer starts without them.
 _RUN_TIME = ("_shift", "_bias_shift", "_owner", "_trained")
 
 
@@ -51,7 +52,7 @@ class BinaryLayer(nn.Module):
         self.activations = activations
         self.input_bits = method.input_bits(activations)
         self._dimensions = self.weight.ndim
-        self._progress = torch.zeros((), device=self.weight.device)
+        self._keep_progress(torch.zeros((), device=self.weight.device))
         self._reset_run_time()
         own = self._fresh_state(self.weight.detach())
         self._own = tuple(own)
@@ -69,7 +70,7 @@ class BinaryLayer(nn.Module):
         values = self.binary_weight
         if self.input_bits == 1:
             self.register_forward_pre_hook(_sign_of_input)
-        for name in self._own:
+        for name in (*self._own, "_progress"):
             delattr(self, name)
         for name in (
             "method",
@@ -77,7 +78,6 @@ class BinaryLayer(nn.Module):
             "activations",
             "input_bits",
             "_dimensions",
-            "_progress",
             "_own",
             *_RUN_TIME,
         ):
@@ -94,18 +94,26 @@ class BinaryLayer(nn.Module):
 
     def _fresh_state(self, w: Tensor) -> dict[str, Tensor]:
         """The method's own parameters and buffers for this latent weight, under their full names."""
-        return {self._full_name(name): value for name, value in self.method.own_state(self, w).items()}
+        with full_precision(w.device):
+            return {self._full_name(name): value for name, value in self.method.own_state(self, w).items()}
 
     def forget_lookahead(self) -> None:
         """As before the first step."""
         self._shift = torch.zeros_like(self.weight, requires_grad=False) if self.method.looks_ahead else None
         self._bias_shift = None
-        self._place_progress()
+        self._place_progress(self._progress)
 
-    def _place_progress(self) -> None:
+    def _keep_progress(self, progress: Tensor) -> None:
+        """A buffer where a schedule reads it: who copies buffers (an averaged model, a stack) takes it along."""
+        if self.method.scheduled:
+            self.register_buffer("_progress", progress, persistent=False)
+        else:
+            self._progress = progress
+
+    def _place_progress(self, progress: Tensor) -> None:
         """Beside the weight, never in half precision: schedules read it. On the meta device it has no value to keep."""
         device = self.weight.device
-        self._progress = torch.zeros((), device=device) if self._progress.is_meta else self._progress.to(device)
+        self._progress = torch.zeros((), device=device) if progress.is_meta else progress.to(device)
 
     def _reset_run_time(self) -> None:
         self.forget_lookahead()
@@ -178,7 +186,7 @@ class BinaryLayer(nn.Module):
         return self.method.forward(self, input)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        was_meta = self.weight.is_meta
+        was_meta, progress = self.weight.is_meta, self._progress
         super()._apply(fn, recurse)
         if was_meta:  # `to_empty` gives memory that holds anything
             self.forget_lookahead()
@@ -187,7 +195,7 @@ class BinaryLayer(nn.Module):
             tensor = self.__dict__[name]
             if tensor is not None:
                 self.__dict__[name] = fn(tensor)
-        self._place_progress()
+        self._place_progress(progress)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,6 +203,8 @@ class BinaryLayer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "_progress" in self.__dict__:  # copies of version 0.1.0
+            self._keep_progress(self.__dict__.pop("_progress"))
         self._reset_run_time()
 
     def extra_repr(self) -> str:

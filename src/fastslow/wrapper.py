@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
+from .autocast import full_precision
 from .convert import binary_layers
 from .methods import Driver, Slot
 from .methods.flat_driver import RememberingMethod
@@ -65,8 +67,9 @@ class BinaryOptimizer(torch.optim.Optimizer):
         on a GPU. Nothing changes but the time it takes.
         """
         self._check_owner()
-        for driver in self.drivers:
-            driver.prepare()
+        with self._full_precision():
+            for driver in self.drivers:
+                driver.prepare()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -76,19 +79,23 @@ class BinaryOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_owner()
-        # Every driver prepares, also when one of them holds the base optimizer back.
-        may_step = False not in [driver.before_step() for driver in self.drivers]
-        if may_step:
-            self._stepping = True
-            try:
-                self.base.step()
-            finally:
-                self._stepping = False
-        for driver in self.drivers:
-            driver.after_step(may_step)
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            self.count_step()
+        with self._full_precision():
+            # Every driver prepares, also when one of them holds the base optimizer back.
+            may_step = False not in [driver.before_step() for driver in self.drivers]
+            if may_step:
+                self._stepping = True
+                try:
+                    self.base.step()
+                finally:
+                    self._stepping = False
+            for driver in self.drivers:
+                driver.after_step(may_step)
+            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                self.count_step()
         return loss
+
+    def _full_precision(self) -> AbstractContextManager[Any]:
+        return full_precision(next(iter(self._layers.values())).weight.device)
 
     def count_step(self) -> None:
         """What a step does to counters and schedules. The replay of a captured step leaves this to its caller."""
@@ -144,9 +151,9 @@ class BinaryOptimizer(torch.optim.Optimizer):
         own = state_dict[_KEY]
         saved_by = tuple(own.get("methods", self._methods))  # states of version 0.1.0 don't say
         if len(own["drivers"]) != len(self.drivers) or saved_by != self._methods:
+            here = ", ".join(self._methods) or "no binary layer that trains"
             raise ValueError(
-                f"the saved optimizer state belongs to a model with other methods: {', '.join(saved_by)}, "
-                f"here {', '.join(self._methods)}"
+                f"the saved optimizer state belongs to a model with other methods: {', '.join(saved_by)}; here {here}"
             )
         self.base.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
         for driver, saved in zip(self.drivers, own["drivers"], strict=True):

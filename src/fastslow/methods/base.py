@@ -143,18 +143,30 @@ class Slot:
         self.name = name
         self.layer = layer
         self._base = base
-        self._group: dict[str, Any] = {}
+        self._group: dict[str, Any] = {"params": []}
+        self._place = 0  # of the weight in it
+
+    @property
+    def has_gradient(self) -> bool:
+        """A frozen weight has none, also where one lies there still, zeroed but not removed."""
+        return self.layer.weight.requires_grad and self.layer.weight.grad is not None
 
     @property
     def lr(self) -> float | Tensor:
         """eta: the learning rate of the weight's own parameter group, now."""
-        groups = self._base.param_groups
-        if not any(group is self._group for group in groups):  # loading a state makes new ones, and users remove some
-            weight = self.layer.weight
-            holding = [group for group in groups if any(p is weight for p in group["params"])]
-            if not holding:
+        groups, weight = self._base.param_groups, self.layer.weight
+        held = self._group["params"][self._place : self._place + 1]
+        # Loading a state makes new groups, and users remove some or move a weight from one to another.
+        if not (held and held[0] is weight and any(group is self._group for group in groups)):
+            places = [(group, i) for group in groups for i, p in enumerate(group["params"]) if p is weight]
+            if not places:
                 raise RuntimeError(f"the optimizer no longer holds the weight of {self.name}")
-            self._group = holding[0]
+            self._group, self._place = places[0]
+        if self._group.get("lr") is None:
+            raise RuntimeError(
+                f"the optimizer has no learning rate (lr) for the weight of {self.name}, and "
+                f"{self.layer.method.name} computes with it: give one, or choose a method without, such as ste"
+            )
         return self._group["lr"]
 
 

@@ -83,8 +83,9 @@ class BopDriver(Driver):
         flipped: list[Tensor] = []
         for slot in self.slots:
             weight = slot.layer.weight
-            if weight.grad is None:
+            if not slot.has_gradient:
                 continue
+            assert weight.grad is not None
             m = self.momentum[slot.name] = self.momentum[slot.name].to(weight.device)
             m.lerp_(weight.grad.to(m.dtype), self.method.rate(slot.layer._progress).to(m.dtype))
             bits = sign(weight)

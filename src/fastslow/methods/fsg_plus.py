@@ -83,7 +83,7 @@ class FSGPlusDriver(FlatDriver):
 
     def before_step(self) -> bool:
         self.follow_weights()
-        active = [i for i, slot in enumerate(self.slots) if slot.layer.weight.grad is not None]
+        active = [i for i, slot in enumerate(self.slots) if slot.has_gradient]
         if active:
             gradients = [gradient(self.slots[i]) for i in active]
             sizes = [self.sizes[i] for i in active]

@@ -212,7 +212,7 @@ class LookaheadDriver(FlatDriver):
         """Layers that take part in this step. A gradient of an evaluation-mode pass isn't one at W~: it is dropped."""
         active = []
         for i, slot in enumerate(self.slots):
-            if slot.layer.weight.grad is None:
+            if not slot.has_gradient:
                 continue
             if slot.layer._trained:
                 active.append(i)
@@ -330,7 +330,7 @@ class LookaheadDriver(FlatDriver):
         for slot in self.slots:
             _shift(slot).copy_(state["shifts"][slot.name])
             bias_shift = state["bias_shifts"].get(slot.name)
-            slot.layer._bias_shift = None if bias_shift is None else bias_shift.clone().to(slot.layer.weight.device)
+            slot.layer._bias_shift = None if bias_shift is None else bias_shift.clone().to(slot.layer.weight)
 
 
 def _shift(slot: Slot) -> Tensor:

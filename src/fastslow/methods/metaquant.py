@@ -121,6 +121,8 @@ class MetaQuantDriver(LookaheadDriver):
                     layer._bias_shift = shift
                 else:
                     layer._bias_shift.copy_(shift)
+            elif layer._bias_shift is not None:  # frozen since: it takes no step any more
+                layer._bias_shift.zero_()
         self._before, self._bias_before = [], []
 
     def move(self, device: torch.device) -> None:

@@ -55,7 +55,8 @@ class ProxQuant(SignMethod):
         return self.lambda_end * progress / self.freeze
 
     def forward_weight(self, layer: BinaryLayer) -> Tensor:
-        return layer.weight if layer.training else super().forward_weight(layer)
+        trains = layer.training and layer.weight.requires_grad  # a frozen weight never becomes its signs
+        return layer.weight if trains else super().forward_weight(layer)
 
     def derivative(self, z: Tensor, progress: Tensor) -> Tensor:
         return torch.ones_like(z)
@@ -78,9 +79,9 @@ class ProxDriver(Driver):
     def before_step(self) -> bool:
         self._frozen = float(self.slots[0].layer._progress) >= self.method.freeze - 1e-6  # in float32
         if self._frozen:
-            for slot in self.slots:
-                slot.layer.weight.copy_(sign(slot.layer.weight))
-                slot.layer.weight.grad = None
+            for weight in (slot.layer.weight for slot in self.slots if slot.layer.weight.requires_grad):
+                weight.copy_(sign(weight))
+                weight.grad = None
         return True
 
     def after_step(self, stepped: bool) -> None:
@@ -88,5 +89,5 @@ class ProxDriver(Driver):
             return
         for slot in self.slots:
             weight = slot.layer.weight
-            if weight.grad is not None:
+            if slot.has_gradient:
                 weight.copy_(prox(weight, slot.lr * self.method.strength(slot.layer._progress)))

@@ -89,7 +89,8 @@ class RBNN(SignMethod):
     def own_state(self, layer: BinaryLayer, w: Tensor) -> dict[str, Tensor]:
         x = matrices(standardise(w).float())
         generator = torch.Generator().manual_seed(self.seed)
-        starts = [torch.linalg.qr(torch.randn(n, n, generator=generator))[0].to(w.device) for n in x.shape[1:]]
+        random = [torch.randn(n, n, generator=generator, dtype=torch.float32) for n in x.shape[1:]]
+        starts = [torch.linalg.qr(each)[0].to(w.device) for each in random]
         r1, r2 = fit_rotations(x, starts[0], starts[1], self.rounds)
         alpha = filter_scale(w).clone()
         # Deviation: the last public version starts at pi/2, where dz/dw = 1 - |sin theta| and d|sin theta| vanish,
@@ -153,8 +154,7 @@ class RBNNDriver(Driver):
         return True
 
     def start_epoch(self, epoch: int) -> None:
-        for slot in self.slots:
-            layer = slot.layer
+        for layer in (slot.layer for slot in self.slots if slot.layer.weight.requires_grad):
             x = matrices(standardise(layer.weight.detach()).float())
             r1, r2 = layer.own("r1"), layer.own("r2")
             fitted = fit_rotations(x, r1.float(), r2.float(), self.method.rounds)

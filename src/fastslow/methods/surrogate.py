@@ -69,8 +69,7 @@ class ClipDriver(Driver):
         return True
 
     def after_step(self, stepped: bool) -> None:
-        for slot in self.slots:
-            weight = slot.layer.weight
+        for weight in (slot.layer.weight for slot in self.slots if slot.layer.weight.requires_grad):
             if self.centre:
                 weight.sub_(weight.mean(1, keepdim=True))
             weight.clamp_(-1, 1)

@@ -88,7 +88,8 @@ def summarize(model: nn.Module, input_shape: tuple[int, ...]) -> Summary:
     seen: set[int] = set()  # tensors that two layers share belong to the first of them
     for name, module in model.named_modules():
         own = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
-        buffers = [b for b in module.buffers(recurse=False) if b.is_floating_point() and id(b) not in seen]
+        kept = [b for key, b in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
+        buffers = [b for b in kept if b.is_floating_point() and id(b) not in seen]
         if not own and not buffers and module not in macs:
             continue
         seen.update(id(value) for value in [*own.values(), *buffers])
