@@ -49,6 +49,29 @@ def test_a_head_that_evaluation_does_not_use(tmp_path: Path) -> None:
     assert "aux" not in {node.name for node in fs.load_packed(tmp_path / "m.safetensors").model.graph.nodes}
 
 
+class Heads(nn.Module):
+    """Two heads flatten the same pixel, each for itself; ``last`` says what comes out."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.conv, self.pool, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.AdaptiveAvgPool2d(1), last
+        self.a, self.b, self.c = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixel = self.pool(self.conv(x))
+        one, two = pixel.flatten(1), pixel.flatten(1)
+        hidden = self.b(self.b(self.a(one).relu()).relu())
+        if self.last == "sum":
+            return hidden + self.c(two)
+        return hidden + self.c(one) + two if self.last == "pixel" else torch.cat([hidden, two.flatten(1)], 1)
+
+
+@pytest.mark.parametrize("last", ["sum", "pixel", "both"])
+def test_a_pixel_that_two_heads_flatten_lives_until_the_later_one_has_read_it(last: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert differs(Heads(last), (3, 8, 8), tmp_path / "m.safetensors") < 1e-5
+
+
 class NewAxis(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -181,3 +204,21 @@ def test_binary_layers_that_are_packed_as_floats_are_named(method, bits, tmp_pat
     fs.pack(model, tmp_path / "m.safetensors", input_shape=(3, 2, 2))
     assert "2 binary layers are packed as float numbers" in caplog.text
     assert "the first is 1" in caplog.text
+
+
+def test_filters_of_one_weight_are_bits_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 1))
+    fs.binarize_(model, "ste")
+    assert differs(model, (1,), tmp_path / "m.safetensors") < 1e-5
+    assert not caplog.records
+    depthwise = nn.Sequential(nn.Conv2d(6, 6, 1, groups=6), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    fs.binarize_(depthwise, "bwn")
+    assert differs(depthwise, (6, 5, 4), tmp_path / "d.safetensors") < 1e-5
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", [".", "/"])
+def test_a_folder_is_no_file_to_write(name: str) -> None:
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        fs.pack(nn.Sequential(nn.Linear(3, 2)), name, input_shape=(3,))

@@ -72,3 +72,30 @@ def test_a_run_sees_a_folder_as_it_was_trained(call: Callable[..., Answer], fold
     code, out, _ = call("eval", run, "--data", f"folder:{folder}", "--json")
     assert code == 0
     assert json.loads(out)["accuracy"] == pytest.approx(100 * right)
+
+
+def test_a_packed_file_trained_on_a_folder_asks_which_one_to_measure_on(
+    call: Callable[..., Answer], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, packed = tmp_path / "run", tmp_path / "p.safetensors"
+    config = RunConfig(model="resnet8", method="ste", data=f"folder:{folder}", weights="none", epochs=1, batch_size=30)
+    Trainer(config, fs.data.load(config.data), run=RunFolder.create(run, config)).fit()
+    assert call("pack", run, packed)[0] == 0
+    monkeypatch.chdir(folder.parent)  # where the last part of its path is a folder
+    code, _, err = call("eval", packed)
+    assert code == 2
+    assert f"was trained on images of its maker's, folder:{folder.name}; name a folder with --data" in err
+    assert call("eval", packed, "--data", f"folder:{folder}")[0] == 0
+
+
+def test_a_run_whose_config_was_edited_is_not_measured_as_something_else(
+    call: Callable[..., Answer], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = RunConfig(model="resnet8", method="ste", data="mini", holdout=3800, epochs=1)
+    Trainer(config, fs.data.load("mini", holdout=3800), run=RunFolder.create(run, config)).fit()
+    file = run / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "method": None}))
+    code, _, err = call("eval", run)
+    assert code == 2
+    assert "was trained with ste, and config.json says none: put that back" in err

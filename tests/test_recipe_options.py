@@ -134,6 +134,7 @@ def test_statistics_are_recomputed_at_the_end_and_change_nothing_else(weights, t
     plain.fit()
     result = anew.fit()
     state = anew.state_dict()
+    assert state.pop("config")["reestimate"] == 7
     assert list(state.pop("statistics")) == ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"]
     last = state["rows"][-1]
     assert all("raw_test_loss" not in row for row in state["rows"][:-1])
@@ -141,7 +142,7 @@ def test_statistics_are_recomputed_at_the_end_and_change_nothing_else(weights, t
     last["test_loss"], last["test_accuracy"] = last.pop("raw_test_loss"), last.pop("raw_test_accuracy")
     for row in [*state["rows"], *plain.rows]:
         row["seconds"] = 0
-    tiny.assert_same_state(plain.state_dict(), state)
+    tiny.assert_same_state({k: v for k, v in plain.state_dict().items() if k != "config"}, state)
     # By hand: batches of the epochs that would have followed, seven of five an epoch.
     model = anew.model.eval()
     later = [x for epoch in (3, 4) for x, _ in anew.train_batches.epoch(epoch)][:7]

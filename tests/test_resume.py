@@ -22,6 +22,7 @@ from fastslow import cli
 from fastslow.methods import list_methods
 from fastslow.training import checkpoint
 from fastslow.training.checkpoint import CheckpointError
+from fastslow.training.config import RunConfig
 from fastslow.training.interrupt import Interrupted, StopRequests
 from fastslow.training.run import RunFolder
 from fastslow.training.sinks import Silent
@@ -204,13 +205,49 @@ def test_a_finished_run_without_its_result_is_finished_again(tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused(tmp_path, fields, sentence):
+    """Such as versions wrote that didn't keep the config."""
+    trainer = tiny.trainer(tiny.config("multifc"), tmp_path / "run")
+    tiny.step(trainer, 2)
+    assert trainer.run is not None
+    trainer.run.checkpoints.save(trainer.done, {k: v for k, v in trainer.state_dict().items() if k != "config"})
+    edit(tmp_path / "run", fields)
+    with pytest.raises(CheckpointError, match=sentence):
+        tiny.resumed(tmp_path / "run")
+
+
+def edit(run, fields):
+    path = run / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"weight_decay": 0.5}, {"optimizer": "sgd"}, {"seed": 7}, {"lr": 0.5}, {"epochs": 9}, {"augment": False},
+     {"method": "fcgrad"}, {"batch_size": 4}, {"method_fields": {"hidden": 6}}],
+)  # fmt: skip
+def test_a_config_edited_between_two_sessions_is_refused(tmp_path, fields):
     trainer = tiny.trainer(tiny.config("multifc"), tmp_path / "run")
     tiny.step(trainer, 2)
     trainer.save()
-    path = tmp_path / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    with pytest.raises(CheckpointError, match=sentence):
+    edit(tmp_path / "run", fields)
+    with pytest.raises(CheckpointError, match=f"its config has {next(iter(fields))} = .*put that back"):
         tiny.resumed(tmp_path / "run")
+    edit(tmp_path / "run", trainer.config.to_dict())
+    assert tiny.resumed(tmp_path / "run").done == 2
+
+
+def test_how_a_run_looks_after_itself_may_be_edited(tmp_path):
+    trainer = tiny.trainer(tiny.config("multifc"), tmp_path / "run")
+    tiny.step(trainer, 2)
+    trainer.save()
+    edit(tmp_path / "run", {"keep": 5, "checkpoint_every": "3steps", "on_nan": "skip"})
+    assert tiny.resumed(tmp_path / "run").done == 2
+
+
+def test_a_folder_of_images_may_move():
+    here, there, other = (RunConfig(data=f"folder:{path}", weights="none") for path in ("/a/set", "/b/set", "/b/sets"))
+    assert here.differences(there) == []
+    assert here.differences(other) == ["data"]
 
 
 @pytest.mark.parametrize(("optimizer", "method"), [("adam", "fsg"), ("momentum", "ste"), ("adamw", None)])
@@ -281,6 +318,28 @@ def test_a_signal_stops_between_two_steps(tmp_path, sink):
     assert signal.getsignal(signal.SIGINT) is before
     continued = tiny.resumed(tmp_path / "run")
     assert continued.done == (5 if isinstance(sink, StopAtEpoch) else sink.at)
+    continued.fit()
+    tiny.assert_same_state(whole.state_dict(), continued.state_dict())
+
+
+@pytest.mark.parametrize(("fields", "at"), [({"ema": 0.5}, 10), ({"ema": 0.5}, 15), ({"reestimate": 4}, 15)])
+def test_a_signal_is_heeded_while_the_network_is_measured(tmp_path, fields, at):
+    whole = tiny.trainer(tiny.config("fsg-weight", **fields))
+    whole.fit()
+    trainer = tiny.trainer(tiny.config("fsg-weight", **fields), tmp_path / "run")
+    passes = []
+
+    def ask(module, _):
+        if not module.training and trainer.done == at:
+            passes.append(trainer.done)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.model.register_forward_pre_hook(ask)
+    with pytest.raises(Interrupted, match=f"stopped by SIGTERM after step {at}; saved"):
+        trainer.fit()
+    assert len(passes) == 1  # of a measurement that takes more
+    continued = tiny.resumed(tmp_path / "run")
+    assert (continued.done, len(continued.rows)) == (at, at // 5 - 1)
     continued.fit()
     tiny.assert_same_state(whole.state_dict(), continued.state_dict())
 

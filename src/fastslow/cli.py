@@ -147,10 +147,11 @@ def evaluate(
 
     chosen = support.choose_device(device)
     what = support.packed_file(what)
-    load = load_packed_network if is_packed(what) else load_trained
+    packed = is_packed(what)
+    load = load_packed_network if packed else load_trained
     trained, config = load(what, model=model, data=support.choose_data(data) if data else None)
     dataset = support.load_data(config, data_root)
-    seen = seen_by(trained, what) if data else None
+    seen = seen_by(trained, what) if data or packed else None
     if seen is None or len(dataset.test.classes) > len(seen.classes):
         support.check_classes(trained, dataset)
     images = dataset.test if seen is None else as_seen(dataset.test, seen)

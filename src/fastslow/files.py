@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import socket
@@ -23,6 +24,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     On failure (a full disk, a read-only folder) the old file is untouched, nothing half-written stays behind, and the
     OSError names ``path``.
     """
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     mine = f".{path.name[:150]}.{socket.gethostname()[:50]}."
     temporary = path.with_name(f"{mine}{os.getpid()}.{threading.get_ident()}.tmp")  # nobody else writes this one
     try:

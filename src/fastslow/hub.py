@@ -144,7 +144,8 @@ def _files(source: Path, folder: Path) -> dict[str, Path]:
     if source.is_file():
         read(source)  # a packed file, or a sentence that says what it is instead
         return {PACKED: source}
-    from .shipping import pack_run, published
+    from .shipping import pack_run
+    from .training.config import published
     from .training.run import RunFolder
 
     run = RunFolder.open(source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -13,7 +12,7 @@ from . import data as datasets
 from .deploy.pack import Packed, pack
 from .report.load import load_trained
 from .training.build import build_model
-from .training.config import NONE, RunConfig
+from .training.config import NONE, RunConfig, published
 from .training.run import RunFolder
 from .weights import load_strictly, load_weights
 
@@ -40,16 +39,6 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
         classes=images.classes,
         result={key: found[key] for key in keys if key in found},
     )
-
-
-def published(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as strangers may read it: of folders and files on this machine, the last name."""
-    data = config["data"]
-    kind, colon, path = data.partition(":")  # folder:PATH or stream:PATH
-    if colon:
-        data = f"{kind}:{Path(path).name}"
-    files = {name: Path(config[name]).name for name in ("weights", "teacher") if config.get(name)}
-    return {**config, **files, "data": data}
 
 
 def load_shipped(config_file: Path, weights_file: Path, classes: int) -> nn.Module:

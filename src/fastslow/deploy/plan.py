@@ -126,7 +126,19 @@ class _Compiler:
                 self.last_use[source] = number
             if takes_signs(step.node) or step.packed:
                 self.last_use[step.inputs[0], groups_of(step.node)] = number
-        self.last_use.pop(len(self.graph.nodes), None)
+        output = len(self.graph.nodes)
+        self.last_use.pop(output, None)
+        for step in reversed(self.steps):  # a buffer lives as long as the longest of its names
+            if self._is_alias(step):
+                source, kept = step.inputs[0], step.value == output or step.value not in self.last_use
+                if kept:
+                    self.last_use.pop(source, None)
+                elif source in self.last_use:
+                    self.last_use[source] = max(self.last_use[source], self.last_use[step.value])
+
+    def _is_alias(self, step: Step) -> bool:
+        """One pixel is a vector already: flattening it gives the same memory another name."""
+        return step.node.op == "flatten" and math.prod(self.shapes[step.inputs[0]][1:]) == 1
 
     def _input_is_signs(self) -> bool:
         """Whether nothing but the signs of an image are read."""
@@ -196,9 +208,8 @@ class _Compiler:
             self._lower_bit_pool(step)
             return
         source = self.views[step.inputs[0]]
-        if node.op == "flatten" and source.height == source.width == 1:
-            # One pixel is a vector already: the same memory under another name.
-            self._alias(step)
+        if self._is_alias(step):
+            self.views[step.value] = source
             return
         if node.op in ("concat", "pad", "subsample"):
             self._lower_copies(step)
@@ -225,17 +236,6 @@ class _Compiler:
         source, out = self.views[step.inputs[0], 1], self._sign_view(step.value, 1)
         turned = self._pointer(turned_signs(step.norm, out.channels, self.layout))
         self._emit(step.node.name, Kind.POOL_BITS, in_=source, out=out, flip=turned, **window)
-
-    def _alias(self, step: Step) -> None:
-        source = step.inputs[0]
-        self.views[step.value] = self.views[source]
-        slot = self.slots.pop(source, None)
-        if slot is not None:
-            if self.last_use.get(source, 0) > self.steps.index(step):  # read again later: the longer life decides
-                self.last_use[step.value] = max(self.last_use[source], self.last_use.get(step.value, 0))
-            self.slots[step.value] = slot
-            if step.value == len(self.graph.nodes):
-                self.last_use.pop(step.value, None)
 
     def _lower_copies(self, step: Step) -> None:
         node = step.node

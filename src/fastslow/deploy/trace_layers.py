@@ -41,7 +41,8 @@ def weight_tensors(layer: nn.Module) -> dict[str, NDArray[Any]]:
     weight = array(layer.binary_weight if isinstance(layer, BinaryLayer) else layer.weight)  # pyright: ignore[reportArgumentType]
     size = np.abs(weight).reshape(len(weight), -1)
     tensors: dict[str, NDArray[Any]]
-    if size.shape[1] > 1 and (size == size[:, :1]).all():
+    binary = isinstance(layer, BinaryLayer) or size.shape[1] > 1  # any number is one magnitude: not worth its scale
+    if binary and (size == size[:, :1]).all():
         tensors = {"bits": pack_signs(weight)}
         if (size[:, 0] != 1).any():
             tensors["scale"] = size[:, 0].copy()

@@ -34,6 +34,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
         weights = what / WEIGHTS
         if weights.is_file():
+            _check_method(weights, config)
             load_strictly(network, load_weights(weights), weights)
         elif run.checkpoints.paths():
             path, state = run.checkpoints.load_newest()
@@ -57,6 +58,15 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
     if data is not None:
         config = dataclasses.replace(config, data=data, holdout=0)
     return network, config
+
+
+def _check_method(weights: Path, config: RunConfig) -> None:
+    metadata = read_metadata(weights)
+    if "key" in metadata and metadata.get("method") != config.method:
+        was = metadata.get("method", "no method, in float")
+        raise RunError(
+            f"{weights} was trained with {was}, and config.json says {config.method or 'none'}: put that back"
+        )
 
 
 def load_for_summary(

@@ -45,5 +45,7 @@ def load_packed_network(path: Path, *, model: str | None, data: str | None) -> t
     name = data or (trained.get("data") if isinstance(trained, dict) else None)
     if not isinstance(name, str):
         raise ValueError(f"{path} doesn't say which data it was trained on; name it with --data")
+    if data is None and ":" in name:  # the last part of a path that its maker had
+        raise ValueError(f"{path} was trained on images of its maker's, {name}; name a folder with --data")
     size = engine.input_shape[-1] if ":" in name else 0  # images of a folder are as large as one wants
     return PackedNetwork(engine), RunConfig(method=None, data=name, image_size=size)

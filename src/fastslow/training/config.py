@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from .interval import Interval
@@ -77,6 +78,10 @@ _CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {
     "fsg-plus": {"secant": (False, True)},
     "fsg-lstm": {"normalise": ("none", "rms")},
 }
+
+
+# How a run looks after itself: one without trouble is the same run.
+_PROTECTION = ("metrics", "checkpoint_every", "keep", "on_nan", "workers")
 
 
 def _changed(method: Any, version: Literal[0, 1]) -> dict[str, Any]:
@@ -185,24 +190,25 @@ class RunConfig:
     @property
     def key(self) -> str:
         """A short hash: equal for configs that train alike. How often a run saves or looks doesn't count."""
-        values = self.to_dict()
+        values = self.deciding()
         if self.activations == "auto":  # runs recorded before there was a choice keep their key
             del values["activations"]
         for entry in dataclasses.fields(self):
             if entry.name in _LATER and getattr(self, entry.name) == entry.default:
                 del values[entry.name]
-        for name in (
-            "metrics",
-            "checkpoint_every",
-            "keep",
-            "on_nan",
-            "workers",
-        ):  # a run without trouble is the same run
-            del values[name]
         old = _changed(self.method, 0)
         values["method_fields"] = {k: v for k, v in self.method_fields.items() if k not in old or v != old[k]}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def deciding(self) -> dict[str, Any]:
+        """The fields that decide what is trained."""
+        return {name: value for name, value in self.to_dict().items() if name not in _PROTECTION}
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """Names of the fields by which the other trains differently. Folders and files may have moved."""
+        mine, its = published(self.deciding()), published(other.deciding())
+        return [name for name in mine if mine[name] != its[name]]
 
     def check_recipe(self) -> None:
         """Refuse recipes that lack what they work with. A config read back from a file needs none of it."""
@@ -252,3 +258,13 @@ class RunConfig:
                 epoch, length = epoch - length, 2 * length
             return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / length))
         return self.lr
+
+
+def published(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as strangers may read it: of folders and files on this machine, the last name."""
+    data = config["data"]
+    kind, colon, path = data.partition(":")  # folder:PATH or stream:PATH
+    if colon:
+        data = f"{kind}:{Path(path).name}"
+    files = {name: Path(config[name]).name for name in ("weights", "teacher") if config.get(name)}
+    return {**config, **files, "data": data}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,19 @@ def evaluation_batches(image_set: AnySet, **options: Any) -> AnyBatches:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: AnyBatches) -> Evaluation:
-    """One pass in evaluation mode; the model's mode is put back as it was."""
+def evaluate(model: nn.Module, batches: AnyBatches, heed: Callable[[], None] = lambda: None) -> Evaluation:
+    """One pass in evaluation mode; the model's mode is put back as it was.
+
+    Args:
+        heed: called before each batch; what it raises ends the pass.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         correct: Tensor | int = 0
         loss: Tensor | float = 0.0
         for x, y in batches.epoch():
+            heed()
             logits = model(x).float()
             loss = loss + F.cross_entropy(logits, y, reduction="sum").double()
             correct = correct + (logits.argmax(1) == y).sum()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss")  # of a row: what a result is made from
 _MOMENTS = {"exp_avg", "exp_avg_sq", "step"}
-_OPTIONAL = ("left_out", "sessions", "rank_rng", "rank_cuda_rng", "cuda_rng")  # not in every run, or of another device
+_OPTIONAL = ("config", "left_out", "sessions", "rank_rng", "rank_cuda_rng", "cuda_rng")  # not in all, or a device's own
 
 
 def check_state(state: Any, trainer: Trainer) -> None:

@@ -22,6 +22,10 @@ class Interrupted(Exception):
         self.exit_code = 128 + signal_number
 
 
+class StopAskedError(Exception):
+    """Work that changes nothing, and can be done again, was left for a request to stop."""
+
+
 class StopRequests:
     """While entered, the first of these signals is only noted; a second SIGINT interrupts at once, as usual."""
 
@@ -29,7 +33,13 @@ class StopRequests:
         self.received: int | None = None
         self._before: dict[int, object] = {}
 
+    def heed(self) -> None:
+        """Leave, if a request has come."""
+        if self.received is not None:
+            raise StopAskedError
+
     def __enter__(self) -> StopRequests:
+        self.received = None
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
                 if number != _HANG_UP or signal.getsignal(number) == signal.SIG_DFL:  # nohup has set it aside

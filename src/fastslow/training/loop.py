@@ -27,7 +27,7 @@ from .damping import Damping
 from .evaluate import BitWatch, evaluate
 from .finite import TrainingDiverged, broken_method, broken_state
 from .graphed import LOOK_EVERY, GraphedSteps, why_not
-from .interrupt import Interrupted, StopRequests
+from .interrupt import Interrupted, StopAskedError, StopRequests
 from .interval import Interval, SaveClock
 from .memory import explained
 from .precision import float32_products
@@ -75,6 +75,7 @@ class Trainer:
         self.run = run
         self.device = torch.device(device)
         self.sink = sink if sink is not None else Silent()
+        self._stop = StopRequests()
         self._clock = SaveClock(Interval.parse(config.checkpoint_every))
         channels_last = self.device.type == "cuda"
         self.train_batches, self.test_batches = build_batches(config, dataset, ranks, self.device, channels_last)
@@ -123,11 +124,11 @@ class Trainer:
             torch.manual_seed(self.ranks.seed(self.config.seed))  # once more: who knows what was drawn since
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
-            with StopRequests() as stop, float32_products(self.device, self.config.precision == "tf32"):
+            with self._stop, float32_products(self.device, self.config.precision == "tf32"):
                 prepare_rollback(self)
                 while len(self.rows) < self.config.epochs:
                     try:
-                        self._train_epoch(stop)
+                        self._train_epoch()
                     except RollBack as back:
                         roll_back(self, back)
             result = self._finish()
@@ -136,7 +137,7 @@ class Trainer:
             self.sink.close()
         return result
 
-    def _train_epoch(self, stop: StopRequests) -> None:
+    def _train_epoch(self) -> None:
         """What is left of the current epoch, its evaluation, its row of metrics, a checkpoint."""
         epoch = len(self.rows)
         start = self.done - epoch * len(self.train_batches)
@@ -147,7 +148,7 @@ class Trainer:
                 where = broken_state(self.model) or broken_method(self.optimizer) or "the loss itself"
                 self._diverged(f"the loss is {loss} at step {self.done}, first not finite: {where}")
             self.sink.step(self.done, loss)
-            signal_number, due = self.ranks.largest(stop.received or 0, self._clock.due_after_step(self.done))
+            signal_number, due = self.ranks.largest(self._stop.received or 0, self._clock.due_after_step(self.done))
             if signal_number:
                 self.save()
                 self._interrupt(signal_number)
@@ -157,9 +158,13 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             self._epoch_seconds += time.perf_counter() - began
-        self._end_epoch(epoch)
+        try:
+            self._end_epoch(epoch)
+        except StopAskedError:
+            self.save()
+            self._interrupt(self._stop.received or 0)
         ended = len(self.rows) == self.config.epochs
-        signal_number, due = self.ranks.largest(stop.received or 0, self._clock.due_after_epoch(len(self.rows)))
+        signal_number, due = self.ranks.largest(self._stop.received or 0, self._clock.due_after_epoch(len(self.rows)))
         if ended or signal_number or due:
             self.save()
         if signal_number and not ended:
@@ -276,8 +281,8 @@ class Trainer:
         last = epoch + 1 == self.config.epochs
         with self._evaluating():
             with self._shown.network(last):
-                test = evaluate(self.model, self.test_batches)
-            raw = evaluate(self.model, self.test_batches) if self._shown.differs(last) else None
+                test = evaluate(self.model, self.test_batches, self._heed)
+            raw = evaluate(self.model, self.test_batches, self._heed) if self._shown.differs(last) else None
         return {
             "epoch": epoch + 1,
             "step": self.done,
@@ -353,7 +358,17 @@ class Trainer:
     def _later_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What the epochs after the last one would show."""
         for epoch in count(self.config.epochs):
-            yield from self.train_batches.epoch(epoch)
+            for batch in self.train_batches.epoch(epoch):
+                self._heed()
+                yield batch
+
+    def _heed(self) -> None:
+        """A long look is left when the run shall stop: the state after the last step is whole without it.
+
+        Of several processes one looks while the others wait for it, so there it ends first.
+        """
+        if self.ranks.size == 1:
+            self._stop.heed()
 
     def _check_finite(self) -> None:
         """A checkpoint and an evaluation must be of a network that still computes."""

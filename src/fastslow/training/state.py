@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..weights import load_strictly
 from .checkpoint import CheckpointError
+from .config import RunConfig
 from .form import check_state
 from .memory import give_back
 from .ranks import Ranks
@@ -33,6 +34,7 @@ def take_state(trainer: Trainer) -> dict[str, Any]:
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "bits": trainer.bits.state_dict(),
+        "config": trainer.config.deciding(),
         "done": trainer.done,
         "left_out": sorted(trainer.left_out.steps),
         "sessions": trainer.sessions.until(trainer.done),
@@ -51,6 +53,7 @@ def take_state(trainer: Trainer) -> dict[str, Any]:
 
 def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
     """The inverse of :func:`take_state`; a state that isn't of this run raises before the optimizer is touched."""
+    _check_config(state, trainer.config)
     if state["steps_per_epoch"] != len(trainer.train_batches):
         raise ValueError(
             f"it has {state['steps_per_epoch']} steps an epoch, the run now has {len(trainer.train_batches)}: "
@@ -74,6 +77,20 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
     _load_random_numbers(state, trainer.ranks, trainer.device, trainer.config.seed)
     if trainer._graphed is not None:
         trainer._graphed.start_over()
+
+
+def _check_config(state: dict[str, Any], config: RunConfig) -> None:
+    """A result is recorded under the config, so what was trained before a stop must have been trained by it, too."""
+    if "config" not in state:  # runs begun before it was kept
+        return
+    begun = RunConfig.from_dict(state["config"])
+    changed = begun.differences(config)
+    if changed:
+        name = changed[0]
+        raise ValueError(
+            f"its config has {name} = {getattr(begun, name)!r}, the run's has {getattr(config, name)!r}: put that back "
+            "in config.json, or begin another run"
+        )
 
 
 def save_newest(trainer: Trainer) -> None:
