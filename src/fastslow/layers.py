@@ -216,7 +216,8 @@ class BinaryLayer(nn.Module):
 def _refuse_undriven(gradient: Tensor) -> None:
     raise RuntimeError(
         "a binary layer is trained without its optimizer wrapper, and would silently get another gradient or schedule "
-        "than its method's; write optimizer = fs.optimizer(model, optimizer) once, after fs.binarize_"
+        "than its method's; write optimizer = fs.optimizer(model, optimizer) once, after fs.binarize_. (For gradients "
+        "of inputs alone, on a copy say, call requires_grad_(False) on it.)"
     )
 
 
