@@ -187,6 +187,37 @@ def test_other_methods_are_shown_from_one_start(tmp_path: Path) -> None:
     assert rows[1][-1].endswith("n = 3")  # compared, although more runs of FSG began elsewhere
 
 
+def _squeeze_all(folder: Path) -> None:
+    """Into 20 epochs, as `reproduce --epochs 20` does with the paper's schedule."""
+    for path in sorted(folder.rglob("*.json")):
+        record = json.loads(path.read_text())
+        squeeze(record, 20, 6)
+        path.write_text(json.dumps(record))
+
+
+def test_other_methods_in_fewer_epochs_stand_beside_ste_in_as_many(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table4", "resnet20/adam/ste", 2)
+    write_synthetic(tmp_path, "table4", "resnet20/adam/reste", 2)
+    _squeeze_all(tmp_path)
+    rows = [row for row in sota_table(Results(tmp_path)).rows if ", 20 epochs" in row[0]]
+    assert [(row[1], row[2], row[4], row[6]) for row in rows] == [
+        ("DoReFa with STE", "–", "2", "–"),
+        ("ReSTE", "–", "2", "–"),
+    ]
+    assert rows[1][-1] == "n = 2"
+
+
+def test_runs_of_another_length_have_no_published_values_beside_them(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 1)
+    _squeeze_all(tmp_path)
+    section = next(s for s in build(Results(tmp_path)) if s.title == "Table 1 with 20 epochs")
+    (table,) = section.items
+    assert isinstance(table, Table)
+    assert not [column for column in table.columns if "paper" in column.lower() or "MetaQuant" in column]
+    assert len(table.rows[0]) == len(table.columns)
+    assert "(" not in table.rows[0][table.columns.index("Loss")]
+
+
 def test_other_precision_and_length_are_not_mixed_in(tmp_path: Path) -> None:
     write_synthetic(tmp_path, "table1", "resnet20/adam/ste", 2)
     path = sorted(tmp_path.rglob("*.json"))[0]

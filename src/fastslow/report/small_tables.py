@@ -23,6 +23,8 @@ from .words import (
     spread,
 )
 
+_BESIDE = ("Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
+
 
 def slow_net_table(results: Results) -> Table:
     paper = reference("paper")["table3"]
@@ -36,19 +38,19 @@ def slow_net_table(results: Results) -> Table:
             where = f"{model_name(model)}, {data_name(setting.config.data)}"
             where += "" if model in ("resnet44", "resnet56") else " (variant)"
             where += "" if epochs is None else f", {epochs} epochs"
-            rows.append(
-                (
-                    where + start_words(results, group),
-                    method_name(slow),
-                    NONE if value is None else spread(*value),
-                    _value(results, group),
-                    str(group.n) if group.n else NONE,
-                    f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
-                    signed(group.mean() - value[0]) if group.n and value is not None else NONE,
-                )
-            )
-    columns = ("Network", "Slow-net", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
-    return Table("Slow-nets, Adam", columns, tuple(rows), labels=2)
+            rows.append((where + start_words(results, group), method_name(slow), *_beside(value, results, group)))
+    return Table("Slow-nets, Adam", ("Network", "Slow-net", *_BESIDE), tuple(rows), labels=2)
+
+
+def _beside(paper: tuple[float, float] | None, results: Results, group: Group) -> tuple[str, ...]:
+    """The paper's value and deviation, if it has one, and ours."""
+    return (
+        NONE if paper is None else spread(*paper),
+        _value(results, group),
+        str(group.n) if group.n else NONE,
+        f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
+        signed(group.mean() - paper[0]) if group.n and paper is not None else NONE,
+    )
 
 
 def _value(results: Results, group: Group) -> str:
@@ -59,27 +61,27 @@ def _value(results: Results, group: Group) -> str:
 
 def sota_table(results: Results) -> Table:
     paper = reference("paper")["table4"]
-    groups = from_one_start(results, table4.settings())
     rows = []
-    for name in paper:  # in the paper's order
-        group = groups[name]
-        model, _, method = name.split("/")
-        against = group.against(groups[f"{model}/adam/{STE}"]) if method != STE else None
-        rows.append(
-            (
-                f"{model_name(model)}, {data_name(group.setting.config.data)}{start_words(results, group)}",
-                method_name(method) if method != STE else "DoReFa with STE",
-                spread(*paper[name]),
-                _value(results, group),
-                str(group.n) if group.n else NONE,
-                f"{group.mean('best_test_accuracy'):.2f}" if group.n else NONE,
-                signed(group.mean() - paper[name][0]) if group.n else NONE,
-                difference(against),
-                pair_words(against),
+    for epochs, settings in [(None, table4.settings()), *other_lengths(results, table4.settings())]:
+        groups = from_one_start(results, settings)
+        for name in (name for name in paper if name in groups):  # in the paper's order
+            group = groups[name]
+            model, _, method = name.split("/")
+            value = paper[name] if epochs is None else None
+            ste = groups.get(f"{model}/adam/{STE}")
+            against = group.against(ste) if ste is not None and method != STE else None
+            where = f"{model_name(model)}, {data_name(group.setting.config.data)}"
+            where += "" if epochs is None else f", {epochs} epochs"
+            rows.append(
+                (
+                    where + start_words(results, group),
+                    method_name(method) if method != STE else "DoReFa with STE",
+                    *_beside(value, results, group),
+                    difference(against),
+                    pair_words(against),
+                )
             )
-        )
-    columns = ("Network", "Method", "Paper", "Ours, last epoch", "n", "Ours, best", "Ours − paper")
-    columns = (*columns, "Against STE [95 %]", "Paired t-test")
+    columns = ("Network", "Method", *_BESIDE, "Against STE [95 %]", "Paired t-test")
     return Table("Methods under the same short protocol, Adam", columns, tuple(rows), labels=2)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..recipes import Setting, floats, overhead, plus, table1, table2
-from ..recipes.base import shorter
+from ..recipes.base import PAPER_EPOCHS, shorter
 from .document import Table
 from .results import Group, Results, reference
 from .statistics import PAIRS_LEAST
@@ -43,6 +43,7 @@ _COLUMNS = (
     "Against STE [95 %]",
     "Paired t-test",
 )
+_PUBLISHED = ("Paper", "MetaQuant, last 10 / best", "Ours − paper")
 
 
 def main_tables(results: Results, settings: list[Setting]) -> list[Table]:
@@ -72,7 +73,15 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
             same = {group.setting.name: group for group in groups if group.start == start}
             ste = same.get(f"{model}/{protocol}/{STE}")
             rows += [_main_row(results, group, ste) for group in in_table_order(same.values())]
-    return Table(title, _COLUMNS, tuple(rows), labels=2, note=note)
+    table = Table(title, _COLUMNS, tuple(rows), labels=2, note=note)
+    return table if settings[0].config.epochs == PAPER_EPOCHS else _without_published(table)
+
+
+def _without_published(table: Table) -> Table:
+    """Of other many epochs nothing was published that could stand beside them."""
+    kept = [i for i, column in enumerate(table.columns) if column not in _PUBLISHED]
+    columns = tuple(table.columns[i].removesuffix(" (paper)") for i in kept)
+    return dataclasses.replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
 
 
 def starts_of(groups: Iterable[Group]) -> list[str | None]:
@@ -114,7 +123,8 @@ def start_words(results: Results, group: Group) -> str:
 
 def _main_row(results: Results, group: Group, ste: Group | None) -> tuple[str, ...]:
     model, protocol, method = group.setting.name.split("/")
-    paper = published(model, protocol, method)
+    squeezed = group.setting.config.epochs != PAPER_EPOCHS
+    paper = None if squeezed else published(model, protocol, method)
     logged = logged_by_metaquant(model, group.setting.config.data, protocol, method)
     has = group.n > 0
     against = group.against(ste) if ste is not None and method != STE else None
