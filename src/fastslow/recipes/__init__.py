@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..registry import Registry
-from . import curves, floats, overhead, plus, research, smoke, sota, sweeps, table1, table2, table3, table4
+from . import curves, floats, mini, overhead, plus, research, smoke, sota, sweeps, table1, table2, table3, table4
 from .base import Recipe as Recipe
 from .base import Setting as Setting
 
@@ -18,6 +18,7 @@ for _recipe in (
     Recipe("table2-variants", "Table 2, variants", "the appendix's lr, all layers binary", table2.variants),
     Recipe("table3", "Table 3", "the slow-net: LSTM against Mamba", table3.settings),
     Recipe("table4", "Table 4", "other methods under the same short protocol", table4.settings),
+    Recipe("mini", "Tables 1 and 4 in small", "ResNet-20 on the embedded images, for a CPU", mini.settings),
     Recipe("sota", "Published recipes", "each method from scratch as its authors train it", sota.published),
     Recipe("compared", "Compared from scratch", "400 epochs for all, real and 1-bit activations", sota.compared),
     Recipe("overhead", "Overhead", "seconds an epoch; run with --jobs 1", overhead.settings),

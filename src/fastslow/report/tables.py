@@ -57,15 +57,6 @@ def main_tables(results: Results, settings: list[Setting]) -> list[Table]:
 
 
 def _main_table(results: Results, model: str, settings: list[Setting], own_float: Group) -> Table:
-    paper = reference("paper")
-    data = settings[0].config.data
-    published_float = results.published_floats.get(f"{model}_{data}")
-    title = f"{model_name(model)}, {data_name(data)}"
-    note = (
-        f"Float network: {paper['float'][model]:.2f} in the paper; MetaQuant's published weights: "
-        f"{NONE if published_float is None else f'{published_float:.2f}'}; pretrained by us: "
-        f"{group_value(own_float)}. Beside a training stands the accuracy of the float weights its runs started from."
-    )
     rows = []
     for protocol in dict.fromkeys(s.name.split("/")[1] for s in settings):
         groups = [g for s in settings if s.name.split("/")[1] == protocol for g in results.groups(s)]
@@ -73,8 +64,17 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
             same = {group.setting.name: group for group in groups if group.start == start}
             ste = same.get(f"{model}/{protocol}/{STE}")
             rows += [_main_row(results, group, ste) for group in in_table_order(same.values())]
-    table = Table(title, _COLUMNS, tuple(rows), labels=2, note=note)
-    return table if settings[0].config.epochs == PAPER_EPOCHS else _without_published(table)
+    data = settings[0].config.data
+    note = "Beside a training stands the accuracy of the float weights its runs started from."
+    table = Table(f"{model_name(model)}, {data_name(data)}", _COLUMNS, tuple(rows), labels=2, note=note)
+    if settings[0].config.epochs != PAPER_EPOCHS:
+        return _without_published(table)
+    published_float = results.published_floats.get(f"{model}_{data}")
+    floats_said = (
+        f"Float network: {reference('paper')['float'][model]:.2f} in the paper; MetaQuant's published weights: "
+        f"{NONE if published_float is None else f'{published_float:.2f}'}; pretrained by us: {group_value(own_float)}."
+    )
+    return dataclasses.replace(table, note=f"{floats_said} {note}")
 
 
 def _without_published(table: Table) -> Table:
