@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 from fastslow.hypernets import kernels  # noqa: E402
 from fastslow.hypernets.horizon import horizon  # noqa: E402
-from fastslow.hypernets.kernels import concat_launch, concat_sweep, launch  # noqa: E402
+from fastslow.hypernets.kernels import concat_call, concat_launch, concat_sweep, launch  # noqa: E402
 from test_layouts import LAYERS, NETS, SIZES, assert_close, gradients, make  # noqa: E402
 
 
@@ -94,6 +96,59 @@ def test_concat_finds_states_once_and_never_takes_others_for_them(monkeypatch: p
     assert len(found) == 3 * groups - 1
     check(first, histories[0])  # whose states another sweep has overwritten
     assert len(found) == 4 * groups - 1
+
+
+@pytest.fixture
+def several_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[int], list[int], int]]:
+    """Sizes, layers and a tile with which a launch takes some of the layers only."""
+    sizes, layers, tile = (SIZES, LAYERS, 128) if DEVICE == "cuda" else ([2, 1], [1, 0], 2)
+    monkeypatch.setattr(concat_call, "_GROUP", max(sizes))
+    concat_call.groups.cache_clear()
+    yield sizes, layers, tile
+    concat_call.groups.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("rooms", "horizon_tol"),
+    [(2, 0.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0.0), (2, 1e-7)))],
+)
+def test_rooms_for_the_whole_history_change_no_bit_and_spare_projections(
+    monkeypatch: pytest.MonkeyPatch, several_groups: tuple[list[int], list[int], int], rooms: int, horizon_tol: float
+) -> None:
+    sizes, layers, tile = several_groups
+    history = torch.randn(2, sum(sizes), device=DEVICE) * 1e-2
+    cotangent = torch.randn(sum(sizes), device=DEVICE)
+    groups = len(concat_call.groups(tuple(sizes), history.device, tile))
+    projected, project = [], concat_sweep.Sweep._project
+    monkeypatch.setattr(concat_sweep.Sweep, "_project", lambda sweep, row: projected.append(row) or project(sweep, row))
+    monkeypatch.setattr(concat_sweep.Room, "bytes_of_whole", lambda call, group: 1)
+
+    def run(whole: int) -> list[torch.Tensor]:
+        """Look ahead, then differentiate, with so many rooms for the whole history."""
+        monkeypatch.setattr(concat_launch, "memory_for_rooms", lambda device: whole)
+        net, _ = make(d_state=2, expand=2)
+        net.horizon_tol = horizon_tol
+        net = net.to(DEVICE)
+        ahead = concat_launch.concat(net, history, sizes, layers, None, tile=tile).detach()
+        projected.clear()
+        known = concat_launch.concat(net, history, sizes, layers, None, ahead, tile=tile)
+        return [ahead, *gradients(net, known, cotangent).values()]
+
+    assert groups >= 2
+    row_by_row = run(0)
+    # Of the first group the row before the last; of the others both for the states, and then that one.
+    assert len(projected) == 1 + 3 * (groups - 1)
+    assert all(torch.equal(a, b) for a, b in zip(run(rooms), row_by_row, strict=True))
+    assert len(projected) == 3 * (groups - rooms)
+
+
+def test_a_room_takes_the_memory_it_says() -> None:
+    history = torch.randn(3, 300, device=DEVICE)
+    starts = torch.zeros(2, 6, dtype=torch.int32, device=DEVICE)
+    call = concat_call.Call(history, (100, 200), None, history.new_ones(2), starts, None, 6, 4, True, 128, None)
+    room = concat_sweep.Room(call, call.groups[0], whole=True)
+    tensors = (room.tokens, room.taps, room.xs, room.dts, room.states, room.totals)
+    assert sum(tensor.nbytes for tensor in tensors) == concat_sweep.Room.bytes_of_whole(call, call.groups[0])
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 
 A launch takes one row of the history (one gradient of every layer, N tokens), cut into tiles of T tokens that never
 cross a layer; the first row also holds the layers' embeddings (LRE), one token before each. Rows follow each other, so
-that memory is needed for one of them.
+that memory for one of them is enough.
 
     window      what the convolution sees
     project     x (after convolution and silu), dt, and the projections to B and C: matrix products over a tile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -55,32 +56,39 @@ def concat(
     if scales is not None:  # nobody knows what they were made from
         made_from = object()
     call = Call(history, tuple(sizes), scales, unit, starts, guess, channels, taps, zoh, tile, made_from)
-    return cast(Tensor, _Concat.apply(records, token_weight, lre, call, _kept_room(net, call), known))
+    return cast(Tensor, _Concat.apply(records, token_weight, lre, call, _kept_rooms(net, call), known))
 
 
 class _Concat(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, records: Tensor, token_weight: Tensor, lre: Tensor, call: Call, room: Room, known: Tensor | None
+        ctx: Any,
+        records: Tensor,
+        token_weight: Tensor,
+        lre: Tensor,
+        call: Call,
+        rooms: list[Room],
+        known: Tensor | None,
     ) -> Tensor:
         records = records.T.contiguous()  # lanes are channels
         parameters = (records, token_weight, lre)
         ctx.save_for_backward(*parameters)
-        ctx.call, ctx.room = call, room
+        ctx.call, ctx.rooms = call, rooms
         if known is not None:
             ctx.starts = call.checked(known)[0]
             # The way back needs the states of the way there. If they aren't there any more they are found now, perhaps
             # beside other work, before there is anything to differentiate.
-            Sweep(parameters, call, ctx.starts, call.groups[0], room).enter()
+            for sweep in islice(_sweeps(parameters, call, rooms, ctx.starts), len(rooms)):
+                sweep.enter()
             return known.clone()
         partial = call.history.new_empty(call.split["GROUPS"], call.history.shape[1])
-        _outputs(parameters, call, room, call.starts, partial)
+        _outputs(parameters, call, rooms, call.starts, partial)
         out = partial.sum(0) * _spread(call)
         ctx.starts, again = call.checked(out)
         if call.guess is not None:
             # Layers whose largest output was guessed too large are done again in full: launched always, since asking
             # would wait for the GPU, but done only by them.
-            _outputs(parameters, call, room, again, partial)
+            _outputs(parameters, call, rooms, again, partial)
             out = partial.sum(0) * _spread(call)
         return out
 
@@ -93,7 +101,7 @@ class _Concat(torch.autograd.Function):
         total = torch.zeros(call.channels, len(records), dtype=torch.float64, device=records.device)
         d_token = torch.zeros(1, dtype=torch.float64, device=records.device)
         d_lre = []
-        for sweep in _sweeps(parameters, call, ctx.room, ctx.starts):
+        for sweep in _sweeps(parameters, call, ctx.rooms, ctx.starts):
             piece, rest, firsts = sweep.gradients(cotangent)
             total += piece
             d_token += rest
@@ -112,27 +120,46 @@ def _spread(call: Call) -> Tensor | float:
     return 1.0 if call.scales is None else repeated(call.scales, call.sizes)
 
 
-def _outputs(parameters: tuple[Tensor, ...], call: Call, room: Room, starts: Tensor, partial: Tensor) -> None:
-    for sweep in _sweeps(parameters, call, room, starts):
+def _outputs(parameters: tuple[Tensor, ...], call: Call, rooms: list[Room], starts: Tensor, partial: Tensor) -> None:
+    for sweep in _sweeps(parameters, call, rooms, starts):
         sweep.outputs(partial)
 
 
-def _sweeps(parameters: tuple[Tensor, ...], call: Call, room: Room, starts: Tensor) -> Iterator[Sweep]:
-    """One for each group of layers. The first one's memory stays, which is all of it in a small network."""
-    yield Sweep(parameters, call, starts, call.groups[0], room)
-    for group in call.groups[1:]:
-        yield Sweep(parameters, call, starts, group, Room(call, group))
+def _sweeps(parameters: tuple[Tensor, ...], call: Call, rooms: list[Room], starts: Tensor) -> Iterator[Sweep]:
+    """One for each group of layers. The first ones have rooms that stay, the others' are given back."""
+    for number, group in enumerate(call.groups):
+        room = rooms[number] if number < len(rooms) else Room(call, group)
+        yield Sweep(parameters, call, starts, group, room)
 
 
-# A network's room for its first group of layers, and what it has room for. A look-ahead finds the states that the next
-# step needs to differentiate it: they are not found twice. The room is there before a CUDA graph is captured, whose
-# last launches fill what its first ones read in the next step.
-_rooms: weakref.WeakKeyDictionary[MambaSlowNet, tuple[Any, Room]] = weakref.WeakKeyDictionary()
+# A network's rooms for its first groups of layers, and what they have room for. A look-ahead finds the states that the
+# next step needs to differentiate it, and the projections too where the room is for the whole history: they are not
+# found twice. The rooms are there before a CUDA graph is captured, whose last launches fill what its first ones read in
+# the next step.
+_rooms: weakref.WeakKeyDictionary[MambaSlowNet, tuple[Any, list[Room]]] = weakref.WeakKeyDictionary()
+_SHARE = 10  # of a GPU's memory rooms for the whole history may take one part in so many
 
 
-def _kept_room(net: MambaSlowNet, call: Call) -> Room:
+def _kept_rooms(net: MambaSlowNet, call: Call) -> list[Room]:
     size = (call.history.shape, call.history.device, call.sizes, call.channels, call.taps, call.tile)
     there = _rooms.get(net)
     if there is None or there[0] != size:
-        there = _rooms[net] = size, Room(call, call.groups[0])
+        there = _rooms[net] = size, _make_rooms(call)
     return there[1]
+
+
+def _make_rooms(call: Call) -> list[Room]:
+    """For the whole history of as many groups as there is memory for; at least one, for a row at a time."""
+    rooms: list[Room] = []
+    left = memory_for_rooms(call.history.device)
+    for group in call.groups:
+        left -= Room.bytes_of_whole(call, group)
+        if left < 0:
+            break
+        rooms.append(Room(call, group, whole=True))
+    return rooms or [Room(call, call.groups[0])]
+
+
+def memory_for_rooms(device: torch.device) -> int:
+    """In bytes: the same in every run on a device, whatever else is in its memory."""
+    return torch.cuda.get_device_properties(device).total_memory // _SHARE if device.type == "cuda" else 0

@@ -26,16 +26,30 @@ _PROJECT = {"num_warps": 2, "maxnreg": 168}
 
 
 class Room:
-    """The memory of a sweep: what is found for each token of a row, and for each tile of all rows."""
+    """The memory of a sweep: what is found for each token, of one row or of the `whole` history, and for each tile."""
 
-    def __init__(self, call: Call, group: Group) -> None:
+    def __init__(self, call: Call, group: Group, *, whole: bool = False) -> None:
         new, table, rows = call.history.new_empty, group.first, len(call.history)
-        self.tokens = new(table.places, int(forward_kernels.TOKEN))
-        self.taps = new(table.places, call.taps)
-        self.xs, self.dts = (new(table.places, call.channels) for _ in range(2))
+        self.whole = whole
+        places = (rows if whole else 1, table.places)
+        self.tokens = new(*places, int(forward_kernels.TOKEN))
+        self.taps = new(*places, call.taps)
+        self.xs, self.dts = (new(*places, call.channels) for _ in range(2))
         self.states = new(rows, len(table.tiles), STATES, call.channels)  # that come into each tile
         self.totals = new(rows, len(table.tiles), call.channels)  # sums of its steps
         self.made_from: Any = None  # `Call.made_from` of what is in it
+
+    @staticmethod
+    def bytes_of_whole(call: Call, group: Group) -> int:
+        of_token = int(forward_kernels.TOKEN) + call.taps + 2 * call.channels
+        of_tile = (STATES + 1) * call.channels
+        numbers = group.first.places * of_token + len(group.first.tiles) * of_tile
+        return len(call.history) * numbers * call.history.element_size()
+
+    def projections(self, row: int) -> tuple[Tensor, ...]:
+        """Of a row: tokens, taps, xs and dts."""
+        at = row if self.whole else 0
+        return self.tokens[at], self.taps[at], self.xs[at], self.dts[at]
 
 
 class Sweep:
@@ -56,7 +70,7 @@ class Sweep:
         self.shape = {**self.split, "TAPS": call.taps, "T": call.tile}
         self.unrolled = min(_UNROLLED_BACK, call.tile)
         self.walk = {**self.shape, "Q": min(_UNROLLED, call.tile), "num_warps": 1}
-        self.tokens, self.taps, self.xs, self.dts = room.tokens, room.taps, room.xs, room.dts
+        self.places = group.first.places
 
     def _nothing(self) -> Tensor:
         return self.records.new_zeros(len(self.starts), STATES, self.channels)
@@ -66,14 +80,15 @@ class Sweep:
 
     def _project(self, row: int) -> Table:
         table, call = self.group.row(row), self.call
+        tokens, taps, xs, dts = self.room.projections(row)
         sizes = {"TAPS": call.taps, "T": call.tile}
         launch(
             forward_kernels.window, (len(table.tiles),), call.history, self.unit, table.tiles, table.layers,
-            self.earliest, self.taps, row, self.weights, num_warps=1, **sizes,
+            self.earliest, taps, row, self.weights, num_warps=1, **sizes,
         )  # fmt: skip
         launch(
             forward_kernels.project, (len(table.tiles), call.tile // self.block), self.records, self.token_weight,
-            self.lre, table.tiles, table.layers, self.earliest, self.taps, self.tokens, self.xs, self.dts, row,
+            self.lre, table.tiles, table.layers, self.earliest, taps, tokens, xs, dts, row,
             CHANNELS=self.channels, BLOCK=self.block, WANTED=row == self.rows - 1, num_stages=1, **_PROJECT, **sizes,
         )  # fmt: skip
         return table
@@ -81,11 +96,11 @@ class Sweep:
     def _enter(self, row: int, kept: Tensor) -> None:
         """Project a row; find the state that comes into each of its tiles, and the sum of the tile's steps."""
         table = self._project(row)
+        tokens, _taps, xs, dts = self.room.projections(row)
         added, totals = self._per_tile(table), self.room.totals[row]
         launch(
             forward_kernels.summarise, (len(table.tiles), self.split["GROUPS"]), self.records, table.tiles,
-            table.layers, self.group_starts, self.tokens, self.xs, self.dts, added, totals, row, ZOH=self.call.zoh,
-            **self.walk,
+            table.layers, self.group_starts, tokens, xs, dts, added, totals, row, ZOH=self.call.zoh, **self.walk,
         )  # fmt: skip
         self._carry(row, added, self.room.states[row], kept, back=False)
 
@@ -107,9 +122,10 @@ class Sweep:
         self._enter_all()
         last = self.rows - 1
         table = self.group.row(last)
+        tokens, _taps, xs, dts = self.room.projections(last)
         launch(
             forward_kernels.outputs, (len(table.tiles), len(partial)), self.records, table.tiles, table.layers,
-            self.group_starts, self.tokens, self.xs, self.dts, self.room.states[last], partial, last, self.weights,
+            self.group_starts, tokens, xs, dts, self.room.states[last], partial, last, self.weights,
             ZOH=self.call.zoh, **self.walk,
         )  # fmt: skip
 
@@ -121,39 +137,41 @@ class Sweep:
     def gradients(self, cotangent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the records and of W_a, float64, and of the embeddings."""
         self.enter()
-        self.room.made_from = None  # other rows' projections will take the last one's place
+        if not self.room.whole:
+            self.room.made_from = None  # other rows' projections will take the last one's place
         sums, call = Sums(self), self.call
         kept = self._nothing()
         flows = torch.empty_like(self.room.states[0])
         for row in reversed(range(self.rows)):
             last = row == self.rows - 1
-            table = self.group.row(row) if last else self._project(row)
+            table = self.group.row(row) if last or self.room.whole else self._project(row)
+            tokens, taps, xs, dts = self.room.projections(row)
             states = self.room.states[row]
             tables = (self.records, table.tiles, table.layers, self.group_starts)
             added = None
             if last:
                 added = torch.empty_like(states)
                 launch(
-                    backward_kernels.back_summarise, (len(table.tiles), self.split["GROUPS"]), *tables, self.tokens,
-                    self.dts, cotangent, added, row, **self.walk,
+                    backward_kernels.back_summarise, (len(table.tiles), self.split["GROUPS"]), *tables, tokens, dts,
+                    cotangent, added, row, **self.walk,
                 )  # fmt: skip
             self._carry(row, added, flows, kept, back=True)
             walkers = sums.walkers if last else sums.walkers_before
             launch(
                 backward_kernels.gradients, (walkers, sums.splits, self.split["GROUPS"]), *tables, self.starts,
-                self.tokens, self.xs, self.dts, states, flows, cotangent, sums.dx, sums.dtokens, sums.own, sums.noted,
-                len(table.tiles), row, len(self.xs), ZOH=self.call.zoh, WANTED=last, SOME=_SOME, maxnreg=_REGISTERS,
+                tokens, xs, dts, states, flows, cotangent, sums.dx, sums.dtokens, sums.own, sums.noted,
+                len(table.tiles), row, self.places, ZOH=self.call.zoh, WANTED=last, SOME=_SOME, maxnreg=_REGISTERS,
                 **{**self.walk, "Q": self.unrolled},
             )  # fmt: skip
             launch(
                 return_kernels.join_groups, (len(table.tiles), call.tile // self.block), *tables[1:],
-                self.earliest, sums.dtokens, row, len(self.xs), GROUPS=self.split["GROUPS"], SPLITS=sums.splits,
+                self.earliest, sums.dtokens, row, self.places, GROUPS=self.split["GROUPS"], SPLITS=sums.splits,
                 T=call.tile, ROWS=self.block, num_warps=1,
             )  # fmt: skip
             launch(
                 return_kernels.unproject, (len(sums.rest), self.split["GROUPS"]), self.records, self.token_weight,
-                self.lre, *tables[1:], self.earliest, self.taps, self.xs, sums.dx, sums.dtokens, sums.mixed,
-                sums.filters, sums.rest, sums.edges, len(table.tiles), row, len(self.xs), SPLITS=sums.splits,
+                self.lre, *tables[1:], self.earliest, taps, xs, sums.dx, sums.dtokens, sums.mixed,
+                sums.filters, sums.rest, sums.edges, len(table.tiles), row, self.places, SPLITS=sums.splits,
                 WANTED=last, maxnreg=_REGISTERS, **{**self.walk, "Q": min(_UNROLLED_RETURN, call.tile)},
             )  # fmt: skip
         return sums.result()
@@ -172,8 +190,8 @@ class Sums:
         most = max(self.walkers, self.walkers_before)
         programs = min(_RETURNERS, tiles)
         new, zeros = sweep.records.new_empty, sweep.records.new_zeros
-        self.dx = new(self.splits, *sweep.xs.shape)
-        self.dtokens = new(groups, len(sweep.xs), int(backward_kernels.D_TOKEN))
+        self.dx = new(self.splits, sweep.places, channels)
+        self.dtokens = new(groups, sweep.places, int(backward_kernels.D_TOKEN))
         self.noted = new(most, self.splits, groups, sweep.call.tile // sweep.unrolled, _SOME, LANES)
         self.own = zeros(most, _SOME + int(backward_kernels.ENDS), self.splits, channels)
         self.mixed = zeros(programs, 2 * STATES + 1, channels)
