@@ -137,7 +137,7 @@ def _sweeps(parameters: tuple[Tensor, ...], call: Call, rooms: list[Room], start
 # found twice. The rooms are there before a CUDA graph is captured, whose last launches fill what its first ones read in
 # the next step.
 _rooms: weakref.WeakKeyDictionary[MambaSlowNet, tuple[Any, list[Room]]] = weakref.WeakKeyDictionary()
-_SHARE = 10  # of a GPU's memory rooms for the whole history may take one part in so many
+_SHARE, _SHARE_OF_FREE = 10, 4  # one part in so many of a GPU's memory is for rooms of the whole history, at most
 
 
 def _kept_rooms(net: MambaSlowNet, call: Call) -> list[Room]:
@@ -161,5 +161,8 @@ def _make_rooms(call: Call) -> list[Room]:
 
 
 def memory_for_rooms(device: torch.device) -> int:
-    """In bytes: the same in every run on a device, whatever else is in its memory."""
-    return torch.cuda.get_device_properties(device).total_memory // _SHARE if device.type == "cuda" else 0
+    """In bytes. Little where others have taken most of the memory: nothing depends on it but time."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return min(total // _SHARE, free // _SHARE_OF_FREE)
