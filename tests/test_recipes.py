@@ -67,6 +67,15 @@ def test_table1_has_the_rows_of_the_paper_and_multifc() -> None:
     assert {"resnet20/adam/fsg-code", "resnet20/adam/fsg-weight"} <= names.keys()
 
 
+def test_mini_is_tables_1_and_4_in_small() -> None:
+    small, tables = settings_of("mini"), settings_of("table1") | settings_of("table4")
+    wanted = {name for name in tables if name.startswith("resnet20/adam/")}
+    assert small.keys() == wanted | {"resnet20/adam/fsg-plus"}
+    for name in wanted:
+        changes = {"data": "mini", "precision": "float32"}
+        assert small[name] == shorter(dataclasses.replace(tables[name], **changes), 10)
+
+
 def test_variants_change_what_they_say() -> None:
     paper, variants = settings_of("table1"), settings_of("table1-variants")
     assert variants["resnet20/adam-all/ste"] == dataclasses.replace(paper["resnet20/adam/ste"], skip=())
