@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import Setting, floats, overhead, plus, table1, table2
 from ..recipes.base import PAPER_EPOCHS, shorter
 from .document import Table
-from .results import Group, Results, reference
+from .results import LAST, Group, Results, reference
 from .statistics import PAIRS_LEAST
 from .words import (
     METHOD_ORDER,
@@ -28,6 +28,7 @@ from .words import (
 
 STE = "ste"
 TUNED = ("sgd-tuned", "momentum")  # protocols whose rate is STE's best, beside the paper's
+_LAST = f"Ours, last {LAST}"
 _COLUMNS = (
     "Training",
     "Method",
@@ -35,7 +36,7 @@ _COLUMNS = (
     "MetaQuant, last 10 / best",
     "Ours, last epoch",
     "n",
-    "Ours, last 10",
+    _LAST,
     "Ours, best",
     "Train acc. (paper)",
     "Loss (paper)",
@@ -67,8 +68,9 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
     data = settings[0].config.data
     note = "Beside a training stands the accuracy of the float weights its runs started from."
     table = Table(f"{model_name(model)}, {data_name(data)}", _COLUMNS, tuple(rows), labels=2, note=note)
-    if settings[0].config.epochs != PAPER_EPOCHS:
-        return _without_published(table)
+    epochs = settings[0].config.epochs
+    if epochs != PAPER_EPOCHS:
+        return _without(table, (*_PUBLISHED, _LAST) if epochs <= LAST else _PUBLISHED)
     published_float = results.published_floats.get(f"{model}_{data}")
     floats_said = (
         f"Float network: {reference('paper')['float'][model]:.2f} in the paper; MetaQuant's published weights: "
@@ -77,9 +79,9 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
     return dataclasses.replace(table, note=f"{floats_said} {note}")
 
 
-def _without_published(table: Table) -> Table:
+def _without(table: Table, left_out: tuple[str, ...]) -> Table:
     """Of other many epochs nothing was published that could stand beside them."""
-    kept = [i for i, column in enumerate(table.columns) if column not in _PUBLISHED]
+    kept = [i for i, column in enumerate(table.columns) if column not in left_out]
     columns = tuple(table.columns[i].removesuffix(" (paper)") for i in kept)
     return dataclasses.replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
 
