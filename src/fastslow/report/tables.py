@@ -69,7 +69,7 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
     note = "Beside a training stands the accuracy of the float weights its runs started from."
     table = Table(f"{model_name(model)}, {data_name(data)}", _COLUMNS, tuple(rows), labels=2, note=note)
     epochs = settings[0].config.epochs
-    if epochs != PAPER_EPOCHS:
+    if epochs != PAPER_EPOCHS:  # of which nothing was published; and a mean over the last ten of ten says little
         return _without(table, (*_PUBLISHED, _LAST) if epochs <= LAST else _PUBLISHED)
     published_float = results.published_floats.get(f"{model}_{data}")
     floats_said = (
@@ -80,7 +80,7 @@ def _main_table(results: Results, model: str, settings: list[Setting], own_float
 
 
 def _without(table: Table, left_out: tuple[str, ...]) -> Table:
-    """Of other many epochs nothing was published that could stand beside them."""
+    """Without these columns; the others have no value of the paper in brackets."""
     kept = [i for i, column in enumerate(table.columns) if column not in left_out]
     columns = tuple(table.columns[i].removesuffix(" (paper)") for i in kept)
     return dataclasses.replace(table, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
