@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 import fastslow as fs
 import tiny
 from fastslow.training.checkpoint import flatten
+from fastslow.training.graphed import without_collector
 from fastslow.training.precision import float32_products
 
 METHODS = list(tiny.METHODS)
@@ -62,6 +65,65 @@ def test_a_state_loaded_into_a_captured_run(method):
             if epoch == 3:
                 ends.append(joined(trainer.model))
     assert float((ends[1] - ends[0]).norm() / ends[0].norm()) < 1e-2
+
+
+class Cycle:
+    """Only Python's collector deletes one."""
+
+    def __init__(self, held: object = None) -> None:
+        self.me, self.held = self, held
+
+
+def test_nothing_is_collected_during_a_capture():
+    with without_collector():
+        kept = weakref.ref(Cycle())
+        assert not gc.isenabled()
+        assert [Cycle() for _ in range(5000)]  # enough for the collector to come by
+        assert kept() is not None
+    assert gc.isenabled()
+
+
+def test_what_was_garbage_before_goes_first_and_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        before = weakref.ref(Cycle())
+        assert before() is not None
+        with without_collector():
+            assert before() is None
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_graph_that_becomes_garbage_while_another_is_captured(monkeypatch):
+    """As where one run follows another in a process; the collector is made to come by at every object."""
+    config = tiny.config("ste", model="bare", epochs=2)
+    first, second = (tiny.trainer(config, device="cuda") for _ in range(2))
+    for _ in first._steps(0, 0):
+        pass
+    assert first._graphed is not None
+    old = Cycle(first._graphed.graph)
+    first._graphed.graph = None
+    update = second.update
+
+    def letting_go(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal old
+        if torch.cuda.is_current_stream_capturing():
+            old = Cycle()
+        return update(x, y)
+
+    monkeypatch.setattr(second, "update", letting_go)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in second._steps(0, 0):
+            pass
+    finally:
+        gc.set_threshold(*threshold)
+    assert second._graphed is not None
+    assert second._graphed.graph is not None
 
 
 def joined(model: nn.Module) -> torch.Tensor:

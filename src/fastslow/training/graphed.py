@@ -7,8 +7,10 @@ changes between steps (which images, the learning rate) is written into tensors 
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +42,23 @@ def why_not(trainer: Trainer) -> str | None:
             if not driver.graph_safe:
                 return f"{type(driver).__name__} decides something in Python at every step"
     return None
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """What is garbage goes now, and what becomes garbage stays until the end.
+
+    A trainer and its graph are full of cycles, so it is Python's collector that deletes them, and the GPU doesn't allow
+    a graph to be deleted while another one is captured: a run after another one in the same process would fail to.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class GraphedSteps:
@@ -105,7 +124,7 @@ class GraphedSteps:
         stream = torch.cuda.current_stream(trainer.device)
         torch.cuda.synchronize(trainer.device)
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            with without_collector(), torch.cuda.graph(graph, stream=self.stream):
                 self._body()
         except Exception as error:  # a network may do anything in its forward pass
             # Nothing was computed, but Python has seen a step: everything goes back to where it was.
