@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..data import Batches
 from ..wrapper import BinaryOptimizer
+from .patience import Patience
 
 if TYPE_CHECKING:
     from .loop import Trainer
@@ -76,6 +77,9 @@ class GraphedSteps:
         drivers = trainer.optimizer.drivers if isinstance(trainer.optimizer, BinaryOptimizer) else []
         self._eager_steps = max([3, *(driver.eager_steps for driver in drivers)])
         self.eager_left = self._eager_steps
+        self._patience = Patience(
+            "the first steps compile kernels for this GPU, which may take a few minutes, once for a machine"
+        )
 
     def start_over(self) -> None:
         """A state has been loaded: optimizers keep theirs elsewhere now, and a graph would go on with what was."""
@@ -100,11 +104,7 @@ class GraphedSteps:
         if self.graph is None and self.eager_left == 0:
             self._capture()
         if self.graph is None:
-            self.eager_left -= 1  # below 0 once a capture has failed: it isn't tried again
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                self._body()
-            torch.cuda.current_stream().wait_stream(self.stream)
+            self._eager()
         else:
             self.graph.replay()
             if isinstance(trainer.optimizer, BinaryOptimizer):
@@ -112,6 +112,13 @@ class GraphedSteps:
         value = float(self.loss) if trainer.done % LOOK_EVERY == 0 else None
         trainer.done += 1
         return value
+
+    def _eager(self) -> None:
+        self.eager_left -= 1  # below 0 once a capture has failed: it isn't tried again
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with self._patience.waiting(), torch.cuda.stream(self.stream):
+            self._body()
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def _capture(self) -> None:
         trainer = self.trainer
