@@ -152,7 +152,9 @@ def _resume(
 ) -> None:
     # Of several processes only the first looks into the folder: the others may be on another machine.
     run = RunFolder.open(path) if ranks.first else None
-    result, config = ranks.from_first((run.result(), run.config()) if run is not None else None)
+    result, config, begun = ranks.from_first(
+        (run.result(), run.config(), bool(run.checkpoints.paths())) if run is not None else None
+    )
     if run is not None and result is not None:
         print(f"{path} is finished already", file=sys.stderr)
         print_result(result, run, as_json)
@@ -161,7 +163,7 @@ def _resume(
     given = {name: value for name, value in changes.items() if value is not None}
     trackers = parse_trackers(",".join(tracked_before(path)) or "none" if track is None else track)
     with run.lock if run is not None else nullcontext():  # what is read now shall still be so when training starts
-        trainer = _trainer(dataclasses.replace(config, **given), ranks, device, data_root)
+        trainer = _trainer(dataclasses.replace(config, **given), ranks, device, data_root, begun=begun)
         trainer.run = run
         trainer.resume()
         _fit(trainer, trackers, as_json)
@@ -184,7 +186,9 @@ def _holds(path: Path, config: RunConfig) -> bool:
         return False
 
 
-def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: Path | None) -> Trainer:
+def _trainer(
+    config: RunConfig, ranks: Ranks, device: torch.device, data_root: Path | None, *, begun: bool = False
+) -> Trainer:
     if not ranks.first:
         log.setLevel(logging.WARNING)  # the first one says it for all
     if config.method is not None:
@@ -193,7 +197,8 @@ def _trainer(config: RunConfig, ranks: Ranks, device: torch.device, data_root: P
     with ranks.one_first():
         dataset = load_data(config, data_root)
     with explained(config, device):
-        return Trainer(config, dataset, device=device, ranks=ranks, sink=ConsoleSink() if ranks.first else Silent())
+        sink = ConsoleSink() if ranks.first else Silent()
+        return Trainer(config, dataset, device=device, ranks=ranks, sink=sink, begun=begun)
 
 
 def load_data(config: RunConfig, data_root: Path | None) -> data.Dataset:

@@ -56,7 +56,7 @@ def record_diagnosis(
             f"{run} has no checkpoint; the grid keeps one of FSG's runs with seed 0, or diagnose without it"
         )
     dataset = datasets.load(config.data, data_root, holdout=config.holdout)
-    trainer = Trainer(config, dataset, device=device)
+    trainer = Trainer(config, dataset, device=device, begun=folder is not None)
     if folder is not None:
         _, state = folder.checkpoints.load_newest()
         trainer.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -22,7 +23,7 @@ from ..wrapper import BinaryOptimizer
 from ..wrapper import optimizer as wrap
 from .build import build_base_optimizer, build_batches, build_model
 from .conditions import Sessions, conditions
-from .config import RunConfig
+from .config import NONE, RunConfig
 from .damping import Damping
 from .evaluate import BitWatch, evaluate
 from .finite import TrainingDiverged, broken_method, broken_state
@@ -46,7 +47,8 @@ class Trainer:
     """One run: model, optimizer, data, and the loop that moves them.
 
     With other ``ranks`` (:mod:`fastslow.training.ranks`) each of them builds the same trainer and computes its share of
-    every batch; only the first one's has a ``run`` folder.
+    every batch; only the first one's has a ``run`` folder. A ``begun`` run goes on from a checkpoint, which has its
+    network: the float weights that it started from aren't read, and needn't be there any more.
 
     Examples:
         >>> import fastslow as fs
@@ -68,6 +70,7 @@ class Trainer:
         device: torch.device | str = "cpu",
         sink: Sink | None = None,
         ranks: Ranks = ALONE,
+        begun: bool = False,
     ) -> None:
         config.check_recipe()
         self.config = config
@@ -80,7 +83,9 @@ class Trainer:
         channels_last = self.device.type == "cuda"
         self.train_batches, self.test_batches = build_batches(config, dataset, ranks, self.device, channels_last)
         classes = len(dataset.train.classes)
-        self.model: nn.Module = build_model(config, classes).to(self.device)
+        start = dataclasses.replace(config, weights=NONE) if begun else config
+        self.model: nn.Module = build_model(start, classes).to(self.device)
+        self._waits = begun  # for the checkpoint
         if channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         check_together(config, self.train_batches.batch_size, ranks)
@@ -120,6 +125,8 @@ class Trainer:
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:
+        if self._waits:
+            raise RuntimeError("a begun run has no network yet: resume() or load_state_dict() comes before fit()")
         if not self.done:
             torch.manual_seed(self.ranks.seed(self.config.seed))  # once more: who knows what was drawn since
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)

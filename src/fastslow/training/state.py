@@ -75,6 +75,7 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
         trainer._loss_sum.copy_(state["loss_sum"])
         trainer._correct.copy_(state["correct"])
     _load_random_numbers(state, trainer.ranks, trainer.device, trainer.config.seed)
+    trainer._waits = False
     if trainer._graphed is not None:
         trainer._graphed.start_over()
 
