@@ -16,17 +16,17 @@ from fastslow.training.run import RunFolder
 from fastslow.weights import save_weights
 
 
-@pytest.fixture
-def start(tmp_path) -> Path:
-    """Float weights; nothing like those that a run without any would draw."""
+def float_weights(folder: Path, classes: int) -> Path:
+    """Nothing like those that a run without any would draw."""
     torch.manual_seed(99)
-    save_weights(models.get_model("tiny"), tmp_path / "float.safetensors")
-    return tmp_path / "float.safetensors"
+    save_weights(models.get_model("tiny", num_classes=classes), folder / "float.safetensors")
+    return folder / "float.safetensors"
 
 
 @pytest.mark.parametrize("method", [info.name for info in list_methods()])
-def test_every_method_goes_on_bit_for_bit(method, start, tmp_path):
+def test_every_method_goes_on_bit_for_bit(method, tmp_path):
     """Nothing that a method makes of the first weights is lost, then."""
+    start = float_weights(tmp_path, 10)
     config = tiny.config(method, weights=str(start))
     whole = tiny.trainer(config)
     whole.fit()
@@ -52,21 +52,19 @@ def test_a_begun_run_does_not_train_before_its_checkpoint_is_loaded(tmp_path):
 
 
 def test_the_command_line_resumes_without_them(call, pictures, tmp_path):
-    torch.manual_seed(99)
-    save_weights(models.get_model("tiny", num_classes=2), tmp_path / "float.safetensors")
-    options = [*QUICK, "--data", pictures, "--weights", tmp_path / "float.safetensors"]
+    start = float_weights(tmp_path, 2)
+    options = [*QUICK, "--data", pictures, "--weights", start]
     assert call("train", *options, "--run", "run").code == 0
     (tmp_path / "run" / "result.json").unlink()  # as if it had been stopped at the very end
-    (tmp_path / "float.safetensors").unlink()
+    start.unlink()
     assert call("resume", "run").code == 0
     assert RunFolder.open(tmp_path / "run").result() is not None
 
 
 def test_but_not_where_there_is_no_checkpoint_yet(call, pictures, tmp_path):
-    torch.manual_seed(99)
-    save_weights(models.get_model("tiny", num_classes=2), tmp_path / "float.safetensors")
-    RunFolder.create(tmp_path / "run", tiny.config(data=pictures, weights=str(tmp_path / "float.safetensors"), skip=()))
-    (tmp_path / "float.safetensors").unlink()
+    start = float_weights(tmp_path, 2)
+    RunFolder.create(tmp_path / "run", tiny.config(data=pictures, weights=str(start), skip=()))
+    start.unlink()
     answer = call("resume", "run")
     assert answer.code == 2
     assert "float.safetensors" in answer.err.splitlines()[-1]

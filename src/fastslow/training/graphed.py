@@ -10,7 +10,7 @@ import copy
 import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,7 +50,7 @@ def without_collector() -> Iterator[None]:
     """What is garbage goes now, and what becomes garbage stays until the end.
 
     A trainer and its graph are full of cycles, so it is Python's collector that deletes them, and the GPU doesn't allow
-    a graph to be deleted while another one is captured: a run after another one in the same process would fail to.
+    a graph to be deleted while another one is captured: that capture would fail, of the next run in the same process.
     """
     gc.collect()
     enabled = gc.isenabled()
@@ -114,9 +114,10 @@ class GraphedSteps:
         return value
 
     def _eager(self) -> None:
+        first = self.eager_left > 0
         self.eager_left -= 1  # below 0 once a capture has failed: it isn't tried again
         self.stream.wait_stream(torch.cuda.current_stream())
-        with self._patience.waiting(), torch.cuda.stream(self.stream):
+        with self._patience.waiting() if first else nullcontext(), torch.cuda.stream(self.stream):
             self._body()
         torch.cuda.current_stream().wait_stream(self.stream)
 
