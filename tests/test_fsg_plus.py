@@ -233,6 +233,23 @@ def test_bad_fields_are_refused(fields, sentence):
         fs.get_method("fsg-plus", **fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "binarizer", "sentence"),
+    [
+        ({}, {"bits": 2}, "bits=2: fsg-plus measures the curvature between the two values of one bit"),
+        (
+            {"secant": False},
+            {"binarizer": "sign"},
+            "secant=False knows where the bits lie for the binarizer 'dorefa' only",
+        ),
+    ],
+)
+def test_binarizers_whose_corners_it_does_not_know_are_refused(fields, binarizer, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fs.binarize_(nn.Linear(4, 3), fs.get_method("fsg-plus", **fields), **binarizer)
+    fs.binarize_(nn.Linear(4, 3), "fsg-plus", binarizer="sign")  # the slope between corners doesn't ask where they lie
+
+
 def test_states_of_other_things_are_refused():
     _, optimizer, _ = setting()
     net, _ = tiny_task()

@@ -99,13 +99,13 @@ class BinaryOptimizer(torch.optim.Optimizer):
 
     def count_step(self) -> None:
         """What a step does to counters and schedules. The replay of a captured step leaves this to its caller."""
-        epoch = self._epoch()
+        epoch, last = self._epoch(self.steps), self._epoch(self.steps - 1)  # of this step, and of the one before
         self.steps += 1
         if self.total_steps is not None:
             self._show_progress()
-        if epoch < self._epoch() < (self.epochs or 0):
+        if 0 <= last < epoch < (self.epochs or 0):
             for driver in self.drivers:
-                driver.start_epoch(self._epoch())
+                driver.start_epoch(epoch)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -319,15 +319,15 @@ class BinaryOptimizer(torch.optim.Optimizer):
                 "fs.optimizer returned"
             )
 
-    def _epoch(self) -> int:
-        """Epochs done, as far as their number is known."""
-        return 0 if self.epochs is None or self.total_steps is None else self.steps * self.epochs // self.total_steps
+    def _epoch(self, steps: int) -> int:
+        """Epochs done after so many steps, as far as their number is known."""
+        return 0 if self.epochs is None or self.total_steps is None else steps * self.epochs // self.total_steps
 
     def _show_progress(self) -> None:
         """The share of the training done, at the last full epoch where that is how the schedule was published."""
         assert self.total_steps is not None
         share = min(self.steps / self.total_steps, 1.0)
-        by_epoch = share if self.epochs is None else min(self._epoch() / self.epochs, 1.0)
+        by_epoch = share if self.epochs is None else min(self._epoch(self.steps) / self.epochs, 1.0)
         for layer in self._layers.values():
             if layer.method.scheduled:
                 layer._progress.fill_(by_epoch if layer.method.per_epoch else share)

@@ -197,7 +197,10 @@ class Driver:
         """Called when the base optimizer has stepped, or (``stepped`` False) has been held back."""
 
     def start_epoch(self, epoch: int) -> None:
-        """Called between two epochs, before the first forward pass of ``epoch`` (1, 2, ...), where epochs are known."""
+        """Called at the end of the first step of ``epoch`` (1, 2, ...), where epochs are known.
+
+        Not at the end of the epoch before: what a loop measures and saves there is the network that was trained.
+        """
 
     def metrics(self) -> dict[str, float]:
         """What the last step looked like."""

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..binarize import sign
+from ..binarize import Binarizer, DoReFa, sign
 from ..hypernets.segments import repeated, segment_max, segment_mean, segment_sum
 from . import flat
 from .base import Slot
@@ -61,6 +61,19 @@ class FSGPlus(RememberingMethod):
             raise ValueError(f"decay={self.decay}: give a number from 0 up to, not including, 1")
         if not self.band > 0:
             raise ValueError(f"band={self.band}: give a positive number")
+
+    def check_binarizer(self, binarizer: Binarizer) -> None:
+        super().check_binarizer(binarizer)
+        if binarizer.bits != 1:
+            raise ValueError(
+                f"bits={binarizer.bits}: fsg-plus measures the curvature between the two values of one bit; leave bits "
+                "out, or train more bits with ste or fsg"
+            )
+        if not self.secant and type(binarizer) is not DoReFa:
+            raise ValueError(
+                f"fsg-plus with secant=False knows where the bits lie for the binarizer 'dorefa' only, not "
+                f"{binarizer.name!r}: leave one of the two out"
+            )
 
     def driver(self, slots: list[Slot]) -> FSGPlusDriver:
         return FSGPlusDriver(self, slots)
@@ -156,9 +169,10 @@ class FSGPlusDriver(FlatDriver):
 def factors(turned: Tensor, expected: Tensor) -> Tensor:
     """The factor of each layer, never negative, from its two sums.
 
-    ``turned`` is ``k expected`` and noise with variance ``expected``, since v is that of a gradient. All layers
-    together give a common factor, less what noise alone would give (James and Stein); each layer's own is drawn to it
-    as by a normal prior with a spread of half that factor.
+    ``turned`` is ``k expected`` and noise, whose variance is taken to be ``expected``, since v is that of a gradient.
+    All layers together give a common factor, less what noise alone would give (James and Stein); each layer's own is
+    drawn to it as by a normal prior with a spread of half that factor. (Once the sums have decayed, the variance is
+    half of that, for it decays twice as fast: the factors err towards 0.)
     """
     total, weight = turned.sum(), expected.sum()
     common = ((total * inverse(weight) - inverse(total)) * (total > 0)).clamp_min(0)

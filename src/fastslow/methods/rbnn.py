@@ -143,7 +143,7 @@ def standardise_samples(layer: BinaryLayer, x: Tensor) -> Tensor:
 
 
 class RBNNDriver(Driver):
-    """Fits the rotations anew between two epochs (for the first they were fitted when the layer became binary)."""
+    """Fits the rotations anew in the first step of an epoch (for epoch 0 they were when the layer became binary)."""
 
     def __init__(self, method: RBNN, slots: list[Slot]) -> None:
         self.method = method
