@@ -92,6 +92,7 @@ def test_train_for_programs(call, pictures, tmp_path):
         ".lock",
         "checkpoints",
         "config.json",
+        "images.json",
         "metrics.jsonl",
         "result.json",
         "weights.safetensors",

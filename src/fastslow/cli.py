@@ -150,8 +150,8 @@ def evaluate(
     packed = is_packed(what)
     load = load_packed_network if packed else load_trained
     trained, config = load(what, model=model, data=support.choose_data(data) if data else None)
-    dataset = support.load_data(config, data_root)
-    seen = seen_by(trained, what) if data or packed else None
+    dataset = support.load_data(config, data_root, "" if data else "if the images have moved, name them with --data")
+    seen = seen_by(trained, what)
     if seen is None or len(dataset.test.classes) > len(seen.classes):
         support.check_classes(trained, dataset)
     images = dataset.test if seen is None else as_seen(dataset.test, seen)

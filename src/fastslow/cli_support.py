@@ -195,15 +195,22 @@ def _trainer(
         get_method(config.method, **method_fields(config))  # what it refuses is said before anything is downloaded
     config.check_recipe()
     with ranks.one_first():
-        dataset = load_data(config, data_root)
+        moved = "if the images have moved, write where to into `data` of the run's config.json" if begun else ""
+        dataset = load_data(config, data_root, moved)
     with explained(config, device):
         sink = ConsoleSink() if ranks.first else Silent()
         return Trainer(config, dataset, device=device, ranks=ranks, sink=sink, begun=begun)
 
 
-def load_data(config: RunConfig, data_root: Path | None) -> data.Dataset:
-    """The data set of a config."""
-    return data.load(config.data, data_root, holdout=config.holdout, size=config.image_size or None)
+def load_data(config: RunConfig, data_root: Path | None, moved: str = "") -> data.Dataset:
+    """The data set of a config; ``moved`` is said where a folder of images isn't there any more."""
+    try:
+        return data.load(config.data, data_root, holdout=config.holdout, size=config.image_size or None)
+    except data.DataError as error:
+        kind, _, path = config.data.partition(":")
+        if not moved or f"{kind}:" not in data.PATHS or Path(path).is_dir():
+            raise
+        raise data.DataError(f"{error}; {moved}") from error
 
 
 def check_classes(model: torch.nn.Module, dataset: data.Dataset) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from . import data as datasets
 from .deploy.pack import Packed, pack
-from .report.load import load_trained
+from .report.load import images_of, load_trained
 from .training.build import build_model
 from .training.config import NONE, RunConfig, published
 from .training.run import RunFolder
@@ -24,8 +23,9 @@ def pack_run(run: Path, out: Path, *, dtype: str = "float32") -> Packed:
     network, config = load_trained(run)
     if config.method is None:
         raise ValueError(f"{run} trained a float network: there are no bits to pack; train it with --method")
-    images = datasets.describe(config.data, size=config.image_size or None)
-    found = RunFolder.open(run).result() or {}
+    folder = RunFolder.open(run)
+    images = images_of(folder)
+    found = folder.result() or {}
     if found:
         found["config"] = published(found["config"])
     keys = ("test_accuracy", "best_test_accuracy", "metric", "n_test", "seconds", "key", "config", "conditions")

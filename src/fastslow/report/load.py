@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import data as datasets
+from ..data import Description
 from ..files import how_to_resume
 from ..training.build import build_model
 from ..training.config import FIRST_AND_LAST, NONE, RunConfig
@@ -19,9 +20,10 @@ from ..weights import load_strictly, load_weights, read_metadata
 log = logging.getLogger("fastslow")
 
 
-def class_count(data: str) -> int:
-    """Classes of a data set, without reading an image."""
-    return len(datasets.describe(data).classes)
+def images_of(run: RunFolder) -> Description:
+    """The images that a run was trained on, which needn't be there any more."""
+    config = run.config()
+    return run.images() or datasets.describe(config.data, size=config.image_size or None)
 
 
 def load_trained(what: Path, *, model: str | None = None, data: str | None = None) -> tuple[nn.Module, RunConfig]:
@@ -31,7 +33,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
         config = run.config()
         if model is not None and model != config.model:
             raise ValueError(f"--model {model}: the run in {what} trained {config.model}; leave it out")
-        network = build_model(dataclasses.replace(config, weights=NONE), class_count(config.data))
+        network = build_model(dataclasses.replace(config, weights=NONE), len(images_of(run).classes))
         weights = what / WEIGHTS
         if weights.is_file():
             _check_method(weights, config)
@@ -53,7 +55,7 @@ def load_trained(what: Path, *, model: str | None = None, data: str | None = Non
                 f"{what} holds the latent weights of a network trained with {method}: give the folder of its run"
             )
         config = RunConfig(model=model, data=data or "cifar10", method=None)
-        network = build_model(config, class_count(config.data))
+        network = build_model(config, len(datasets.describe(config.data).classes))
         load_strictly(network, weights, what)
     if data is not None:
         config = dataclasses.replace(config, data=data, holdout=0)

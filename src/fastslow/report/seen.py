@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .. import data as datasets
 from ..data import Description
 from ..data.dataset import AnySet
 from ..training.run import RunFolder
+from .load import images_of
 from .packed import PackedNetwork
 
 
@@ -22,8 +22,7 @@ def seen_by(network: nn.Module, what: Path) -> Description | None:
         mean, std = (tuple(values) if len(values) == 3 else () for values in (info.mean, info.std))
         return Description(network.engine.input_shape, info.classes, mean, std)  # pyright: ignore[reportArgumentType]
     if what.is_dir():
-        config = RunFolder.open(what).config()
-        return datasets.describe(config.data, size=config.image_size or None)
+        return images_of(RunFolder.open(what))
     return None
 
 

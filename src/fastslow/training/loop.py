@@ -129,6 +129,7 @@ class Trainer:
             raise RuntimeError("a begun run has no network yet: resume() or load_state_dict() comes before fit()")
         if not self.done:
             torch.manual_seed(self.ranks.seed(self.config.seed))  # once more: who knows what was drawn since
+        self.keep_images()
         self.sink.start(self._description(), self.done, self.total_steps, self.rows)
         try:
             with self._stop, float32_products(self.device, self.config.precision == "tf32"):
@@ -403,6 +404,11 @@ class Trainer:
             self._check_finite()
             save_newest(self)
             self._clock.saved()
+
+    def keep_images(self) -> None:
+        """What the run is trained on goes into its folder; a run that goes on is refused other images."""
+        if self.run is not None:
+            self.run.keep_images(self.train_batches.image_set, self.test_batches.image_set)
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""

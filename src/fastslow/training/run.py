@@ -1,4 +1,5 @@
-"""A run on disk: ``config.json``, ``metrics.jsonl``, ``checkpoints/``; when finished, weights and ``result.json``."""
+"""A run on disk: ``config.json``, ``images.json``, ``metrics.jsonl``, ``checkpoints/``; when finished, weights and
+``result.json``."""
 
 from __future__ import annotations
 
@@ -6,18 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..data import AnySet, Description
 from ..files import how_to_resume, make_folder, write_atomically
 from .checkpoint import Checkpoints
 from .config import RunConfig
 from .lock import RunLock
+from .trained_on import as_json, description, difference
 
-_CONFIG, _METRICS, _RESULT = "config.json", "metrics.jsonl", "result.json"
+_CONFIG, _METRICS, _RESULT, _IMAGES = "config.json", "metrics.jsonl", "result.json", "images.json"
 WEIGHTS = "weights.safetensors"  # of the finished network: latent float weights, where it is binary
 
 
 _REMEDY = {
     _CONFIG: "put back what it held, or start another run",
     _RESULT: "delete it and resume the run, which writes it again",
+    _IMAGES: "put back what it held; or delete it, and the data is taken as it is now",
 }
 
 
@@ -69,6 +73,28 @@ class RunFolder:
             return RunConfig.from_dict(values)
         except ValueError as error:
             raise RunError(f"{self.path / _CONFIG} can't be used: {error}") from error
+
+    def keep_images(self, train: AnySet, test: AnySet) -> None:
+        """Write down what the run is trained on, or refuse what isn't what it was begun with."""
+        now = as_json(train, test)
+        if not (self.path / _IMAGES).is_file():  # a new run, or one begun before they were kept
+            self._write(_IMAGES, now)
+        elif changed := difference(self._read(_IMAGES), now):
+            raise RunError(
+                f"the run in {self.path} was begun with other images ({_IMAGES}): {changed}; put them back, or begin "
+                "another run"
+            )
+
+    def images(self) -> Description | None:
+        """The images that the run was begun with; None for one begun before they were kept."""
+        if not (self.path / _IMAGES).is_file():
+            return None
+        try:
+            return description(self._read(_IMAGES))
+        except ValueError as error:
+            if isinstance(error, RunError):
+                raise
+            raise RunError(f"{self.path / _IMAGES} can't be used: {error}; {_REMEDY[_IMAGES]}") from error
 
     def result(self) -> dict[str, Any] | None:
         """The finished run's result, or None."""

@@ -106,6 +106,7 @@ def save_newest(trainer: Trainer) -> None:
 def load_newest(trainer: Trainer) -> None:
     """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""
     run = trainer.run
+    trainer.keep_images()
     path, state = trainer.ranks.from_first(_newest(run) if run is not None else None)
     if path is None:
         return
