@@ -412,3 +412,37 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         model[1].bias.fill_(1e6)
     with pytest.raises(ValueError, match=r"1\.bias doesn't fit into float16"):
         pack(model, path, input_shape=shape, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {},
+            r"the model itself can't compute an input of shape \(3, 32, 32\), which was taken as none was given \(mat1",
+        ),
+        ({"input_shape": (3, 9, 9)}, r"can't compute an input of shape \(3, 9, 9\) \(mat1"),
+        ({"example_input": torch.zeros(1, 4, 8, 8)}, r"an input of shape \(4, 8, 8\) .*give its input_shape$"),
+    ],
+)
+def test_an_input_that_the_model_refuses_is_named(given, sentence, tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5)).train()
+    fs.binarize_(model, "ste")
+    with pytest.raises(UnsupportedLayerError, match=sentence):
+        fs.pack(model, tmp_path / "p.safetensors", **given)
+    assert model.training
+    fs.pack(model, tmp_path / "p.safetensors", input_shape=tuple(np.array([3, 8, 8])))
+
+
+@pytest.mark.parametrize("shape", [3, (3, 8.0, 8), "abc"])
+def test_a_shape_is_whole_numbers(shape, tmp_path):
+    with pytest.raises(TypeError, match=r"give whole numbers, for example \(3, 32, 32\)"):
+        fs.pack(nn.Linear(3, 2), tmp_path / "p.safetensors", input_shape=shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numbers_that_are_not_finite_are_said_to_be_so(dtype, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="weight isn't finite: the network is broken"):
+        fs.pack(model, tmp_path / "p.safetensors", input_shape=(4,), dtype=dtype)

@@ -312,6 +312,18 @@ def test_proxquant_freezes_in_the_epoch_that_it_says(freeze):
     assert frozen.index(True) == round(10 * freeze)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, None])
+def test_proxquant_freezes_in_a_short_run_too(epochs):
+    layer = linear("proxquant", W)
+    optimizer = fs.optimizer(layer, torch.optim.SGD(layer.parameters(), lr=1e-3), total_steps=6, epochs=epochs)
+    frozen = []
+    for _ in range(6):
+        layer.weight.grad = torch.ones_like(W)
+        optimizer.step()
+        frozen.append(torch.equal(layer.weight.abs(), torch.ones_like(W)))
+    assert frozen == [False] * 4 + [True] * 2
+
+
 def test_mirror_grows_at_every_increase():
     method = fs.get_method("mirror")
     found = [method.beta(torch.tensor(step / 500)).log() / math.log(1.02) for step in range(501)]

@@ -52,7 +52,9 @@ def stored_tensors(graph: Graph, dtype: str) -> dict[str, NDArray[Any]]:
             with np.errstate(over="ignore"):
                 stored = tensor if role == "bits" else tensor.astype(dtype)
             if role != "bits" and not np.isfinite(stored).all():
-                raise ValueError(f"{node.name}.{role} doesn't fit into {dtype} (or isn't finite); use dtype='float32'")
+                if not np.isfinite(tensor.astype("float32")).all():
+                    raise ValueError(f"{node.name}.{role} isn't finite: the network is broken, train it anew")
+                raise ValueError(f"{node.name}.{role} doesn't fit into {dtype}; use dtype='float32'")
             if role == "scale" and ((stored == 0) & (tensor != 0)).any():
                 raise ValueError(f"{node.name}.scale is too small for {dtype}, it would be 0; use dtype='float32'")
             tensors[f"{node.name}.{role}"] = np.ascontiguousarray(stored)

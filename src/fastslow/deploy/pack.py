@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from .. import __version__
 from ..convert import binary_layers, unwrap
 from ..files import write_atomically
+from ..modes import evaluating
+from .errors import UnsupportedLayerError
 from .fold import fold
 from .format import from_bytes, to_bytes
-from .graph import Graph
+from .graph import Graph, GraphError
 from .header import Info
 from .sizes import LayerSize, layer_sizes
 from .trace import trace
@@ -89,7 +92,17 @@ def pack(
         >>> engine(np.zeros((2, 3, 32, 32), np.float32)).shape
         (2, 10)
     """
-    graph = packed_graph(model, _shape(input_shape, example_input))
+    shape = _shape(input_shape, example_input)
+    try:
+        graph = packed_graph(model, shape)
+    except (UnsupportedLayerError, GraphError) as error:
+        if refused := _refusal(model, shape):
+            none_given = input_shape is None and example_input is None
+            taken = f"{shape}, which was taken as none was given" if none_given else f"{shape}"
+            raise type(error)(
+                f"{error}; the model itself can't compute an input of shape {taken} ({refused}): give its input_shape"
+            ) from None
+        raise
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
     mean, std, classes = tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes))
@@ -124,17 +137,26 @@ def pack(
 def packed_graph(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     """The graph that `pack` writes: the model in evaluation mode, traced and folded."""
     inner = unwrap(model)
-    modes = [(module, module.training) for module in inner.modules()]
-    inner.eval()
+    with evaluating(inner), torch.no_grad():
+        return fold(trace(inner, tuple(input_shape)))
+
+
+def _refusal(model: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """What torch says of an input of this shape; None: the model takes it."""
+    inner = unwrap(model)
+    first = next(inner.parameters(), torch.zeros(()))
     try:
-        with torch.no_grad():
-            return fold(trace(inner, tuple(input_shape)))
-    finally:
-        for module, training in modes:
-            module.training = training
+        with evaluating(inner), torch.no_grad():
+            inner(torch.zeros(1, *shape, dtype=first.dtype, device=first.device))
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return None
 
 
 def _shape(input_shape: Sequence[int] | None, example_input: Tensor | None) -> tuple[int, ...]:
     if input_shape is not None:
-        return tuple(input_shape)
+        try:
+            return tuple(operator.index(size) for size in input_shape)
+        except TypeError:
+            raise TypeError(f"input_shape={input_shape!r}: give whole numbers, for example (3, 32, 32)") from None
     return tuple(example_input.shape[1:]) if example_input is not None else (3, 32, 32)

@@ -39,7 +39,6 @@ class ProxQuant(SignMethod):
     activations: ClassVar[tuple[str, ...]] = ()
     needs_wrapper: ClassVar[bool] = True
     scheduled: ClassVar[bool] = True
-    per_epoch: ClassVar[bool] = True
 
     freeze: float = 2 / 3  # share of the training after which the weights are their signs
     lambda_end: float = 0.02  # lambda then; it grows linearly, in the published 300 epochs by 1e-4 each

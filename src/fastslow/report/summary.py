@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..convert import plain_name, unwrap
 from ..layers import BinaryLayer
+from ..modes import evaluating
 
 _GATHERING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _SCATTERING = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -144,14 +145,11 @@ def _count_macs(model: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Modul
         counted[module] = counted.get(module, 0) + ends.numel() * weight[0].numel()
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, (*_GATHERING, *_SCATTERING))]
-    modes = [(module, module.training) for module in model.modules()]
     first = next(model.parameters(), torch.zeros(()))
-    model.eval()
     try:
-        model(torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype))
+        with evaluating(model):
+            model(torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype))
     finally:
-        for module, mode in modes:
-            module.training = mode
         for hook in hooks:
             hook.remove()
     return counted

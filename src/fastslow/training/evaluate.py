@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..convert import binary_layers
 from ..data import AnyBatches, AnySet, batches_of
 from ..indicators import sign_bits
+from ..modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,14 @@ def evaluate(model: nn.Module, batches: AnyBatches, heed: Callable[[], None] = l
     Args:
         heed: called before each batch; what it raises ends the pass.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        correct: Tensor | int = 0
-        loss: Tensor | float = 0.0
+    correct: Tensor | int = 0
+    loss: Tensor | float = 0.0
+    with evaluating(model):
         for x, y in batches.epoch():
             heed()
             logits = model(x).float()
             loss = loss + F.cross_entropy(logits, y, reduction="sum").double()
             correct = correct + (logits.argmax(1) == y).sum()
-    finally:
-        for module, mode in modes:
-            module.training = mode
     n = len(batches.image_set)
     return Evaluation(accuracy=100.0 * int(correct) / n, loss=float(loss) / n, n=n)
 
