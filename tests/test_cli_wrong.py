@@ -88,6 +88,12 @@ BAD: dict[str, tuple[list[object], str]] = {
     "activations": (train("--activations", "foo"), "choose 'sign', or None (on the command line: real)"),
     "data set": (["data", "imagenet"], "unknown data set 'imagenet'"),
     "demo": (["demo", "--epochs", "0"], "epochs=0: give a whole number of at least 1"),
+    "momentum": (train("--momentum", "0.9", "--optimizer", "sgd"), "--momentum belongs to --optimizer momentum, which"),
+    "step epochs": (
+        train("--step-epochs", "3", "--schedule", "cosine"),
+        "--step-epochs belongs to --schedule step, which",
+    ),
+    "temperature": (train("--distill-temperature", "2"), "--distill-temperature belongs to --distill, which this run"),
 }
 
 

@@ -106,6 +106,20 @@ def choose_data(name: str) -> str:
     return name
 
 
+def refuse_idle(config: RunConfig, given: set[str]) -> None:
+    """Refuse options that were given and that no step of this run would heed."""
+    belongs_to = {
+        "momentum": ("--optimizer momentum", config.optimizer == "momentum"),
+        "step_epochs": ("--schedule step", config.schedule == "step"),
+        "distill_temperature": ("--distill", bool(config.distill)),
+    }
+    for name, (other, in_use) in belongs_to.items():
+        if name in given and not in_use:
+            raise ValueError(
+                f"--{name.replace('_', '-')} belongs to {other}, which this run hasn't: leave it out, or give both"
+            )
+
+
 def default_run(config: RunConfig) -> Path:
     where = config.data
     for kind in data.PATHS:

@@ -203,6 +203,7 @@ def train(
     )
     if recipe is not None:
         config = override(RUNS[recipe](), config, given)
+    support.refuse_idle(config, given)
     support.start(config, run, device, data_root, json, track)
 
 
