@@ -40,7 +40,8 @@ def train(
     batches = len(loader) // accelerator.num_processes  # that one process sees
     steps = epochs * -(-batches // accumulate)
     optimizer = fs.optimizer(model, torch.optim.Adam(model.parameters(), lr=1e-3), total_steps=steps, epochs=epochs)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    # accelerate steps a schedule once for every process.
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * accelerator.num_processes)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
     losses = []

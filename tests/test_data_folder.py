@@ -147,15 +147,18 @@ def test_a_description_says_what_the_images_say_and_reads_none(tmp_path, kind, s
     assert describe(f"{kind}:{tmp_path}", size=size) == expected
 
 
-def test_every_orientation_is_turned_as_pillow_does(tmp_path):
+@pytest.mark.parametrize("kind", ["png", "tif", "webp"])
+def test_every_orientation_is_turned_as_pillow_does(tmp_path, kind):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (3, 5, 3), np.uint8).astype(np.uint8))
     for orientation in range(10):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        image.save(tmp_path / "x.png", exif=exif)
-        with Image.open(tmp_path / "x.png") as saved:
+        image.save(tmp_path / "reference.png", exif=exif)
+        with Image.open(tmp_path / "reference.png") as saved:
             expected = np.array(ImageOps.exif_transpose(saved))
-        np.testing.assert_array_equal(np.array(open_rgb(tmp_path / "x.png")), expected)
+        file = tmp_path / f"x.{kind}"
+        image.save(file, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+        np.testing.assert_array_equal(np.array(open_rgb(file)), expected)
 
 
 def test_an_odd_tag_costs_no_image(tmp_path):

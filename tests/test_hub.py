@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 import fastslow as fs
 import tiny
-from fastslow.hub import HubError
+from fastslow.hub import HubError, _one_sentence
 from fastslow.model_card import model_card
 from fastslow.report.load import load_trained
 from fastslow.training.run import RunFolder
@@ -245,3 +245,13 @@ def test_a_card_of_a_result_of_ones_own(tmp_path, result):
     fs.pack(model, tmp_path / "m.safetensors", input_shape=(8,), result=result)
     text = model_card(fs.load_packed(tmp_path / "m.safetensors").model, "user/name")
     assert "| Accuracy | not recorded |" in text
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])
+def test_a_connection_that_breaks_is_the_hubs_trouble(kind: type[Exception]) -> None:
+    """What the hub's second way of sending files raises are Python's own exceptions."""
+    with (
+        pytest.raises(HubError, match="the hub can't be used for user/name: Network error"),
+        _one_sentence("user/name"),
+    ):
+        raise kind("Network error")

@@ -196,7 +196,19 @@ def test_a_run_goes_on_from_the_weights_it_began_with(
     assert "was begun from other float weights" in why
 
 
-@pytest.mark.parametrize(("name", "content"), [("config.json", "{}"), ("result.json", "{"), ("grid.json", "no")])
+_KEYS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_loss", "seconds", "config", "conditions")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{}"),
+        ("result.json", "{"),
+        ("result.json", json.dumps(dict.fromkeys(_KEYS))),
+        ("grid.json", "no"),
+        ("grid.json", '{"jobs": null}'),
+    ],
+)
 def test_a_damaged_folder_costs_its_own_run_only(make_grid: Callable[..., Grid], name: str, content: str) -> None:
     runs = runs_of(3)
     grid = make_grid(runs, jobs=2)

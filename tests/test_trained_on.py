@@ -12,7 +12,7 @@ from PIL import Image
 
 import fastslow as fs
 from calling import Answer
-from fastslow.data import ImageSet
+from fastslow.data import FileSet, ImageSet
 from fastslow.training.loop import Trainer
 from fastslow.training.run import RunError, RunFolder
 from fastslow.training.trained_on import as_json, description, difference
@@ -75,6 +75,13 @@ def test_a_run_is_not_continued_on_other_images(
     assert answer.code == 2
     assert f"the run in {run} was begun with other images (images.json): train images 18 then, 19 now" in answer.err
     added.unlink()
+    for old, new in (("cat", "other"), ("dog", "cat"), ("other", "dog")):  # each called as the other
+        (pictures / old).rename(pictures / new)
+    answer = call("resume", run)
+    assert answer.code == 2
+    assert "a training image, its label or its name is another; put them back" in answer.err
+    for old, new in (("cat", "other"), ("dog", "cat"), ("other", "dog")):
+        (pictures / old).rename(pictures / new)
     (pictures / "cat").rename(pictures / "zebra")
     answer = call("resume", run)
     assert answer.code == 2
@@ -146,3 +153,28 @@ def test_what_is_written_is_what_is_read() -> None:
 def test_what_has_changed_is_said(now: ImageSet, sentence: str) -> None:
     few = images(("a", "b"))
     assert difference(as_json(few, few), as_json(now, few)) == sentence
+
+
+def test_one_pixel_and_one_label_are_noticed() -> None:
+    few, pixel, label = (images(("a", "b")) for _ in range(3))
+    pixel.images[3, 2, 7, 7] = 1
+    label.labels[0] = 1
+    held = as_json(few, few)
+    assert difference(held, as_json(pixel, few)) == "a training image, its label or its name is another"
+    assert difference(held, as_json(few, label)) == "a test image, its label or its name is another"
+    older = {name: value for name, value in held.items() if not name.endswith("sha256")}
+    assert difference(older, as_json(pixel, few)) is None, "a run begun before they were written"
+
+
+def test_files_are_told_apart_by_their_names_wherever_they_lie() -> None:
+    def listed(*files: str) -> FileSet:
+        return FileSet(files=files, labels=torch.zeros(len(files), dtype=torch.int64), classes=("a", "b"))
+
+    here, there, renamed = (
+        listed("/x/a/1.png", "/x/a/2.png"),
+        listed("/y/a/1.png", "/y/a/2.png"),
+        listed("/x/a/1.png", "/x/a/3.png"),
+    )
+    held = as_json(here, here)
+    assert difference(held, as_json(there, there)) is None
+    assert difference(held, as_json(renamed, here)) is not None

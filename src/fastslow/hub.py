@@ -200,6 +200,8 @@ def _one_sentence(repo_id: str, revision: str | None = None, name: str | None = 
         raise HubError(f"the hub answered {code} for {where}; {fix}") from error
     except Exception as error:
         library = type(error).__module__.partition(".")[0]
-        if library not in ("httpx", "httpx2", "requests", "huggingface_hub") and not isinstance(error, RuntimeError):
+        if library not in ("httpx", "httpx2", "requests", "huggingface_hub") and not isinstance(
+            error, RuntimeError | ConnectionError | TimeoutError
+        ):
             raise  # ours, not the hub's
         raise HubError(f"the hub can't be used for {where}: {' '.join(str(error).split())[:200]}") from error

@@ -57,7 +57,8 @@ def _split(path: Path, split: str) -> dict[str, list[Path]]:
     """The files of each class in one split."""
     if not path.is_dir():
         raise DataError(f"{path} is no folder: name one with a sub-folder of images for each class")
-    if not any(child.is_dir() for child in (path / "train").glob("*")):  # not there, or a class of that name
+    inside = (child for child in (path / "train").glob("*") if not child.name.startswith("."))
+    if not any(child.is_dir() for child in inside):  # not there, or a class of that name
         return {name: _tenth(path / name, files, split) for name, files in _classes(path).items()}
     train = _classes(path / "train")
     if split == "train":
@@ -130,9 +131,10 @@ def open_rgb(file: Path) -> Image.Image:
     """One file, decoded, upright, as RGB; what can't be read is named."""
     try:
         with Image.open(file) as image:
-            turn = _TURNS.get(_orientation(image))
             if image.mode.startswith(("I", "F")):  # conversion to RGB would clip instead of scale
                 raise DataError(f"{file} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
+            image.load()  # a TIFF is turned by this already, and says so no more
+            turn = _TURNS.get(_orientation(image))
             if image.mode in ("P", "PA"):
                 image = image.convert("RGBA")  # a palette may hold transparency, which RGB can't express
             upright = image if turn is None else image.transpose(turn)

@@ -116,6 +116,8 @@ def noted(folder: Path) -> dict[str, Any]:
         content = dict(json.loads(path.read_text()))
         if not isinstance(content.get("start", {}), dict):
             raise ValueError("its start is no table of digests")
+        if type(content.get("jobs", 1)) is not int:
+            raise ValueError("its jobs is no number")
         return content
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} can't be read ({error}); move {folder} away") from error

@@ -103,6 +103,8 @@ class RunFolder:
         result = self._read(_RESULT)
         if absent := [key for key in _RESULT_KEYS if key not in result]:
             raise RunError(f"{self.path / _RESULT} has no {absent[0]!r}; {_REMEDY[_RESULT]}")
+        if not isinstance(result["config"], dict):
+            raise RunError(f"{self.path / _RESULT} has a config that is none; {_REMEDY[_RESULT]}")
         return result
 
     def write_result(self, result: dict[str, Any]) -> None:
