@@ -35,6 +35,7 @@ from fastslow.reproduce.watch import describe, dry_run_lines, duration, summary_
 from fastslow.reproduce.worker import noted, resume_command
 from fastslow.training.config import RunConfig
 from fastslow.training.named_weights import find_weights
+from fastslow.training.run import _RESULT_KEYS
 from stub_grid import grid_maker, run_cli, runs_of, weights_folder  # noqa: F401
 
 # -- the grid ---------------------------------------------------------------------------------------------------------
@@ -196,15 +197,12 @@ def test_a_run_goes_on_from_the_weights_it_began_with(
     assert "was begun from other float weights" in why
 
 
-_KEYS = ("test_accuracy", "best_test_accuracy", "best_epoch", "train_loss", "seconds", "config", "conditions")
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("config.json", "{}"),
         ("result.json", "{"),
-        ("result.json", json.dumps(dict.fromkeys(_KEYS))),
+        ("result.json", json.dumps(dict.fromkeys(_RESULT_KEYS))),
         ("grid.json", "no"),
         ("grid.json", '{"jobs": null}'),
     ],

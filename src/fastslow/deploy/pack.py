@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..convert import binary_layers, unwrap
 from ..files import write_atomically
-from ..modes import evaluating
+from ..modes import evaluating, pass_zeros
 from .errors import UnsupportedLayerError
 from .fold import fold
 from .format import from_bytes, to_bytes
@@ -143,11 +143,8 @@ def packed_graph(model: nn.Module, input_shape: Sequence[int]) -> Graph:
 
 def _refusal(model: nn.Module, shape: tuple[int, ...]) -> str | None:
     """What torch says of an input of this shape; None: the model takes it."""
-    inner = unwrap(model)
-    first = next(inner.parameters(), torch.zeros(()))
     try:
-        with evaluating(inner), torch.no_grad():
-            inner(torch.zeros(1, *shape, dtype=first.dtype, device=first.device))
+        pass_zeros(unwrap(model), shape)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None

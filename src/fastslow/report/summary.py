@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..convert import plain_name, unwrap
 from ..layers import BinaryLayer
-from ..modes import evaluating
+from ..modes import pass_zeros
 
 _GATHERING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _SCATTERING = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -145,10 +145,8 @@ def _count_macs(model: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Modul
         counted[module] = counted.get(module, 0) + ends.numel() * weight[0].numel()
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, (*_GATHERING, *_SCATTERING))]
-    first = next(model.parameters(), torch.zeros(()))
     try:
-        with evaluating(model):
-            model(torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype))
+        pass_zeros(model, input_shape)
     finally:
         for hook in hooks:
             hook.remove()

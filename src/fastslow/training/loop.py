@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from itertools import count
 from typing import Any, NoReturn
 
@@ -39,6 +40,7 @@ from .shown import Shown
 from .sinks import Silent, Sink
 from .state import load_newest, load_state, prepare_rollback, roll_back, save_newest, take_state
 from .teacher import Teacher
+from .trained_on import as_json
 
 log = logging.getLogger("fastslow")
 
@@ -408,7 +410,12 @@ class Trainer:
     def keep_images(self) -> None:
         """What the run is trained on goes into its folder; a run that goes on is refused other images."""
         if self.run is not None:
-            self.run.keep_images(self.train_batches.image_set, self.test_batches.image_set)
+            self.run.keep_images(self._images)
+
+    @cached_property
+    def _images(self) -> dict[str, Any]:
+        """Found once, for every pixel is read: resuming asks, and training, and going back after a NaN."""
+        return as_json(self.train_batches.image_set, self.test_batches.image_set)
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the run's folder, which the first rank reads for all."""

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..data import AnySet, Description
+from ..data import Description
 from ..files import how_to_resume, make_folder, write_atomically
 from .checkpoint import Checkpoints
 from .config import RunConfig
 from .lock import RunLock
-from .trained_on import as_json, description, difference
+from .trained_on import description, difference
 
 _CONFIG, _METRICS, _RESULT, _IMAGES = "config.json", "metrics.jsonl", "result.json", "images.json"
 WEIGHTS = "weights.safetensors"  # of the finished network: latent float weights, where it is binary
@@ -74,9 +74,8 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"{self.path / _CONFIG} can't be used: {error}") from error
 
-    def keep_images(self, train: AnySet, test: AnySet) -> None:
+    def keep_images(self, now: dict[str, Any]) -> None:
         """Write down what the run is trained on, or refuse what isn't what it was begun with."""
-        now = as_json(train, test)
         if not (self.path / _IMAGES).is_file():  # a new run, or one begun before they were kept
             self._write(_IMAGES, now)
         elif changed := difference(self._read(_IMAGES), now):
@@ -89,11 +88,10 @@ class RunFolder:
         """The images that the run was begun with; None for one begun before they were kept."""
         if not (self.path / _IMAGES).is_file():
             return None
+        held = self._read(_IMAGES)
         try:
-            return description(self._read(_IMAGES))
+            return description(held)
         except ValueError as error:
-            if isinstance(error, RunError):
-                raise
             raise RunError(f"{self.path / _IMAGES} can't be used: {error}; {_REMEDY[_IMAGES]}") from error
 
     def result(self) -> dict[str, Any] | None:
